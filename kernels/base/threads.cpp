@@ -1,0 +1,99 @@
+#include "kernels/base/threads.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/base/numeric.h"
+
+namespace fp4t {
+
+struct ThreadPool::State {
+  std::mutex mutex;
+  std::condition_variable start, finish;
+  std::vector<std::thread> workers;
+  const std::function<void(int64_t, int64_t)>* body = nullptr;
+  int64_t n = 0, chunk = 1, num_chunks = 0;
+  std::atomic<int64_t> next{0};
+  int64_t generation = 0;
+  int busy = 0;
+  bool stop = false;
+  std::exception_ptr error;
+
+  void work() {
+    for (;;) {
+      const int64_t c = next.fetch_add(1);
+      if (c >= num_chunks) return;
+      try {
+        (*body)(c * chunk, std::min(n, (c + 1) * chunk));
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    }
+  }
+
+  void loop() {
+    int64_t seen = 0;
+    for (;;) {
+      {
+        std::unique_lock lock(mutex);
+        start.wait(lock, [&] { return stop || generation != seen; });
+        if (stop) return;
+        seen = generation;
+      }
+      work();
+      std::lock_guard lock(mutex);
+      if (--busy == 0) finish.notify_one();
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+  FP4T_CHECK(num_threads >= 1, num_threads, " threads");
+  for (int i = 1; i < num_threads; ++i) state_->workers.emplace_back([this] { state_->loop(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->start.notify_all();
+  for (auto& w : state_->workers) w.join();
+}
+
+int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+void ThreadPool::run(int64_t n, int64_t chunk, const std::function<void(int64_t, int64_t)>& body) {
+  if (n <= 0) return;
+  FP4T_CHECK(chunk >= 1, "chunk ", chunk);
+  State& s = *state_;
+  const int64_t chunks = ceil_div(n, chunk);
+  if (s.workers.empty() || chunks == 1) {
+    for (int64_t c = 0; c < chunks; ++c) body(c * chunk, std::min(n, (c + 1) * chunk));
+    return;
+  }
+  {
+    std::lock_guard lock(s.mutex);
+    s.body = &body;
+    s.n = n;
+    s.chunk = chunk;
+    s.num_chunks = chunks;
+    s.next = 0;
+    s.busy = static_cast<int>(s.workers.size());
+    s.error = nullptr;
+    ++s.generation;
+  }
+  s.start.notify_all();
+  s.work();
+  std::unique_lock lock(s.mutex);
+  s.finish.wait(lock, [&] { return s.busy == 0; });
+  if (s.error) std::rethrow_exception(s.error);
+}
+
+}  // namespace fp4t

@@ -1,0 +1,50 @@
+// Quantise and dequantise. Exactness: Bitwise. Rules: NUMERICS.md section 0.0, bodies call kernels/formats.
+#pragma once
+
+#include "kernels/base/philox.h"
+#include "kernels/base/tensor.h"
+#include "kernels/formats/quant.h"
+
+namespace fp4t {
+
+enum class Orientation : uint8_t {
+  kRow,     // contraction along the columns of x; out is [R, C]
+  kColumn,  // contraction along the rows of x, each group by itself; out is the transpose [C, R]
+};
+
+// Codes and scales of a BF16 matrix, reading it in one orientation.
+struct Quantize {
+  static constexpr const char* kName = "quantize";
+  TensorView x;        // BF16 [R, C]
+  TensorView offsets;  // I32 [groups + 1], first row of every group; empty: equal groups of R/groups
+  Orientation orientation;
+  PhiloxKey draw_key;      // stochastic and ms_eden
+  PhiloxKey signs_key;     // hadamard with fresh signs
+  TensorView input_scale;  // optional F32 [groups]: x stands for x * input_scale (source: forward);
+                           // the result's tensor_scale is multiplied by it afterwards
+  TensorView stats;        // optional F64 [kNumQuantStats], added to
+  bool measure_error;      // also fill kStatErrorEnergy and kStatSignalEnergy
+  QuantView out;           // spec, group axis kRows (kRow) or kCols (kColumn with groups > 1 or offsets)
+  void check() const;
+};
+
+// What a dequantised value contains.
+enum class DecodeScale : uint8_t {
+  kBlock,  // q * s: exact in BF16; the tensor scale is left out
+  kRow,    // q * s * S_row: exact in BF16 when the scales are powers of two
+  kFull,   // (q * s) * S in FP32
+};
+
+// Values of a quantised matrix, logical part only: [rows, cols] (kCols groups: [rows, cols] with the
+// groups' logical columns side by side). With a rotation the values are those of the rotated matrix.
+struct Dequantize {
+  static constexpr const char* kName = "dequantize";
+  QuantView x;
+  TensorView offsets;  // I32 [groups + 1] or empty, as in Quantize
+  DecodeScale scale;
+  TensorView out;      // BF16 or F32 [rows, cols]
+  TensorView inexact;  // optional F64 [1]: values that BF16 could not hold, added to
+  void check() const;
+};
+
+}  // namespace fp4t
