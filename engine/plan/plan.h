@@ -1,0 +1,65 @@
+// The plan: everything decided before anything is allocated; const ever after, passed by reference.
+// Pure functions of recipe and machine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/plan/parameters.h"
+#include "engine/plan/precision.h"
+#include "engine/recipe/recipe.h"
+#include "kernels/base/queue.h"
+
+namespace fp4t {
+
+struct StagePlan {
+  StageSpec spec;
+  std::string name;
+  bool is_rl = false;
+  int64_t steps = 0;
+  int64_t updates_per_step = 1;  // optimizer updates a step, at most
+  int64_t accumulation = 1;      // micro-batches a step (pretraining)
+  StagePrecision precision;
+  std::string equality_obstacle;  // "" when sampler and trainer agree bit for bit
+};
+
+struct MemoryLine {
+  std::string name;
+  int64_t bytes = 0;
+};
+struct MemoryPlan {
+  std::vector<MemoryLine> run, step, scratch;  // blocks of the three arenas
+  int64_t run_bytes = 0, step_bytes = 0, scratch_bytes = 0;
+  int64_t checkpoint_bytes = 0;
+};
+
+struct Plan {
+  RunSpec run;
+  ModelSpec model;  // vocabulary resolved
+  ParallelSpec parallel;
+  DtypesSpec dtypes;
+  TokenizerSpec tokenizer;
+  Machine machine;
+  std::vector<ParamInfo> parameters;
+  std::vector<BufferInfo> buffers;
+  std::vector<StagePlan> stages;
+  MemoryPlan memory;
+  DType act = DType::kBf16;       // of tensors between ops: BF16, F32 under the fp32 format
+  int64_t max_tokens = 0;         // rows of the largest forward-backward
+  int64_t max_decode_tokens = 0;  // rows of the largest prefill or decode call
+  int64_t max_cache_slots = 0;    // sequences decoded together
+  int64_t max_cache_length = 0;   // positions a sequence, prompt included
+  double flops_per_token = 0;     // BENCH.md: 6 x active matmul weights + causal attention counted half
+  std::string precision_hash;     // hex, over all stages
+  std::string recipe_yaml;        // the resolved recipe
+};
+
+// Throws RecipeError with every problem at once.
+Plan make_plan(const Recipe& recipe, const Machine& machine);
+
+// The text that `fp4train plan` prints: model, precision table, equality, parameters, memory, FLOPs a
+// token, tokens, steps, checkpoint size.
+std::string describe(const Plan& plan);
+
+}  // namespace fp4t

@@ -1,0 +1,124 @@
+// The resolved precision table: every (table, step, layer, module, GEMM, operand) of a stage as a
+// QuantSpec. Rules are matched once, here; only engine/model/linear.cpp reads the result (DESIGN.md
+// section 4).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/recipe/recipe.h"
+#include "kernels/formats/quant.h"
+
+namespace fp4t {
+
+enum class Table : uint8_t {
+  kPretrainForward,
+  kPretrainBackward,
+  kSampler,
+  kTrainerForward,
+  kTrainerBackward
+};
+inline constexpr int kNumTables = 5;
+const char* name_of(Table t);  // "pretrain.forward", "pretrain.backward", "rl.sampler", ...
+
+// Frozen: part of the site ids that key random bits. The first nine have GEMMs.
+enum class Module : uint8_t {
+  kAttnQkv = 0,
+  kAttnOut = 1,
+  kMlpGateUp = 2,
+  kMlpDown = 3,
+  kExpertsGateUp = 4,
+  kExpertsDown = 5,
+  kSharedGateUp = 6,
+  kSharedDown = 7,
+  kHead = 8,
+  kEmbed = 9,
+  kKvCache = 10,
+  kDispatch = 11,
+};
+inline constexpr int kNumGemmModules = 9;
+const char* name_of(Module m);  // "attn.qkv", ...
+
+enum class GemmRole : uint8_t { kFprop = 0, kDgrad = 1, kWgrad = 2 };
+enum class OperandRole : uint8_t { kAct = 0, kWeight = 1, kGrad = 2 };
+const char* name_of(GemmRole g);
+const char* name_of(OperandRole o);
+
+// ((layer * 64 + module) * 4 + GEMM) * 4 + operand; the head counts as layer `num_layers`. Hadamard signs
+// are keyed by the same with operand 0.
+uint32_t site_id(int64_t layer, Module module, GemmRole gemm, OperandRole operand);
+
+struct ForwardCell {
+  QuantSpec act, weight;
+  bool operator==(const ForwardCell&) const = default;
+};
+struct BackwardCell {
+  QuantSpec dgrad_grad, dgrad_weight;  // along the out features
+  QuantSpec wgrad_grad, wgrad_act;     // along the tokens
+  bool operator==(const BackwardCell&) const = default;
+};
+
+struct ForwardTable {
+  std::vector<std::array<ForwardCell, kNumGemmModules>> layers;  // head not used here
+  ForwardCell head;
+  Format embed = Format::kBf16;     // bf16, or fp32 when every cell is
+  Format kv_cache = Format::kBf16;  // bf16, mxfp8, fp32; the trainer's forward has the sampler's
+  Format dispatch = Format::kBf16;
+  const ForwardCell& cell(int64_t layer, Module m) const {
+    return m == Module::kHead ? head : layers[static_cast<size_t>(layer)][static_cast<size_t>(m)];
+  }
+  bool operator==(const ForwardTable&) const = default;
+};
+struct BackwardTable {
+  std::vector<std::array<BackwardCell, kNumGemmModules>> layers;
+  BackwardCell head;
+  const BackwardCell& cell(int64_t layer, Module m) const {
+    return m == Module::kHead ? head : layers[static_cast<size_t>(layer)][static_cast<size_t>(m)];
+  }
+  bool operator==(const BackwardTable&) const = default;
+};
+
+// A table over the steps of one stage: spans [begin, end) in order, covering [0, steps).
+template <class T>
+struct Spans {
+  struct Span {
+    int64_t begin, end;
+    T table;
+  };
+  std::vector<Span> spans;
+  const T& at(int64_t step) const {
+    for (const Span& s : spans) {
+      if (step < s.end) return s.table;
+    }
+    return spans.back().table;  // after the last step (final evaluation)
+  }
+};
+
+// Tables of one stage. Pretraining: forward and backward are pretrain.*; RL: rl.trainer.*. The sampler
+// generates text in both.
+struct StagePrecision {
+  Spans<ForwardTable> forward;
+  Spans<BackwardTable> backward;
+  Spans<ForwardTable> sampler;
+};
+
+// Whether a forward cell gives a row the same bits in any batch (NUMERICS.md 0.0, "Row-invariant").
+bool row_invariant(const ForwardCell& cell);
+
+// Whether sampler and trainer agree bit for bit over a stage: "" when yes, else the first cell and why.
+std::string equality_obstacle(const StagePrecision& p, const ModelSpec& model);
+
+// Matches the rules. Throws RecipeError (all errors at once) for illegal cells, rules that never win,
+// and cells that the machine cannot compute as written.
+StagePrecision resolve_precision(const PrecisionSpec& spec, const ModelSpec& model, bool is_rl,
+                                 int64_t steps);
+
+// The table as text: runs of equal cells in one line each.
+std::string describe(const StagePrecision& p, const ModelSpec& model, bool is_rl);
+
+// XXH3 of the resolved cells and spans.
+uint64_t hash_of(const StagePrecision& p);
+
+}  // namespace fp4t

@@ -1,0 +1,39 @@
+// YAML text to Recipe: strict (RELIABILITY.md B6), every error at once, each with file:line:column,
+// dotted path, what was found, what is allowed and the nearest known key.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/recipe/recipe.h"
+
+namespace fp4t {
+
+struct LoadedRecipe {
+  Recipe recipe;
+  std::string source_text;  // as read
+};
+
+// Reads, overrides ("a.b.c=value", stages as "stages.0.pretrain.steps=10" or "stages[0].pretrain.steps=10"),
+// binds and validates. Throws RecipeError with all messages, MissingInputError when the file is not there.
+LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>& overrides);
+LoadedRecipe parse_recipe(const std::string& text, const std::string& file_name,
+                          const std::vector<std::string>& overrides);
+
+// The resolved recipe as YAML: every key with its value, presets expanded into rules; parses back to an
+// equal recipe.
+std::string print_recipe(const Recipe& recipe);
+
+// JSON schema (draft 2020-12) of a recipe, with the help text of every key.
+std::string recipe_schema();
+
+// Resume classes of keys (DESIGN.md section 8).
+enum class ResumeClass { kIdentity, kCourse, kLayout, kOutput };
+struct RecipeChange {
+  std::string path, before, after;
+  ResumeClass resume_class;
+};
+// What differs between two resolved recipes, as print_recipe writes them.
+std::vector<RecipeChange> compare_recipes(const std::string& before_yaml, const std::string& after_yaml);
+
+}  // namespace fp4t

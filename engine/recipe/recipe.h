@@ -1,0 +1,254 @@
+// What the user asked for: plain typed structs, one for each map of the YAML recipe, with the defaults
+// that apply where the recipe is silent. Text, positions and errors are engine/recipe/load.h's; the
+// field lists that parse, print, document and compare them are engine/recipe/fields.h's.
+// Nothing downstream of the plan reads these.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "kernels/formats/quant.h"
+
+namespace fp4t {
+
+struct RunSpec {
+  std::string name = "run";
+  std::string dir;  // run folder; default runs/<name>
+  uint64_t seed = 1;
+  std::string device = "auto";  // auto, cpu, cuda
+  int64_t threads = 0;          // CPU threads; 0: all cores
+  bool deterministic = true;
+  std::string resume = "auto";  // auto, never, or a checkpoint folder
+  std::string branch_from;      // checkpoint folder to start a new run from
+  bool allow_fault_injection = false;
+};
+
+struct RopeSpec {
+  double theta = 10000.0;
+  std::string scaling = "none";    // none, linear, llama3, yarn
+  double factor = 1.0;             // context extension of linear, llama3, yarn
+  double low_freq_factor = 1.0;    // llama3
+  double high_freq_factor = 4.0;   // llama3
+  double beta_fast = 32.0;         // yarn
+  double beta_slow = 1.0;          // yarn
+  int64_t original_positions = 0;  // llama3, yarn: positions the base model was trained for
+};
+
+struct BalanceSpec {
+  double bias_rate = 0.0;  // step of the selection bias, 0: off
+  double aux_loss = 0.0;   // coefficient of the load-balance loss
+  double z_loss = 0.0;     // coefficient of the router z-loss
+};
+
+struct MoeSpec {
+  int64_t experts = 0;  // 0: every layer is dense
+  int64_t top_k = 1;
+  int64_t hidden = 0;              // FFN width of one expert
+  int64_t shared_experts = 0;      // one dense FFN of shared_experts * shared_hidden beside the routed ones
+  int64_t shared_hidden = 0;       // default: hidden
+  int64_t dense_layers = 0;        // the first layers that are dense, of width model.mlp_hidden
+  std::string router = "softmax";  // softmax, sigmoid
+  bool normalise = true;           // gates divided by their sum
+  double gate_scale = 1.0;
+  BalanceSpec balance;
+};
+
+struct InitSpec {
+  std::string kind = "normal";  // normal, or import (weights from `path`)
+  double std = 0.02;            // of every matrix
+  bool scale_residual = true;   // attn.out and *.down by 1/sqrt(2 layers) (GPT-2)
+  std::string path;             // import: folder with config.json and *.safetensors
+};
+
+struct ModelSpec {
+  int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t mlp_hidden = 0;  // FFN width of dense layers
+  int64_t vocabulary = 0;  // 0: the tokenizer's
+  int64_t max_positions = 2048;
+  bool qk_norm = false;
+  bool tied_head = false;
+  double norm_eps = 1e-6;
+  double swiglu_clamp = 0.0;  // 0: none
+  RopeSpec rope;
+  MoeSpec moe;
+  InitSpec init;
+};
+
+struct TokenizerSpec {
+  std::string kind = "bytes";  // bytes: 256 byte values and <eod> = 256
+};
+
+struct ParallelSpec {
+  int64_t expert = 1;
+  int64_t zero = 1;
+  std::string recompute = "none";  // none, block
+};
+
+struct DtypesSpec {
+  DType masters = DType::kF32;     // fp32, bf16
+  DType moments = DType::kF32;     // fp32, bf16
+  DType gradients = DType::kBf16;  // bf16, fp32; head, embedding and router always fp32
+};
+
+// Where a value stands in the recipe, for messages.
+struct SourcePlace {
+  std::string file;
+  int line = 0, column = 0;  // 1-based; 0: from a preset or a default
+};
+
+// One rule of a precision table. Matchers that are absent match everything.
+struct RuleSpec {
+  std::vector<std::string> modules;  // globs; empty: not named
+  std::string layers;                // "", "0-3", "5", "first 2", "last 15%"
+  std::string steps;                 // "", "0-90%", "100-500"
+  std::string gemm;                  // "", fprop, dgrad, wgrad
+  std::string operand;               // "", act, weight, grad
+  QuantSpec spec;                    // format and its keys; what was left out has the defaults
+  bool scale_scope_given = false;    // else row for nvfp4 fprop act in the RL forward tables
+  std::string path;                  // dotted path, "precision.pretrain.forward[2]"
+  SourcePlace place;
+  bool from_preset = false;
+};
+
+struct PrecisionSpec {
+  std::string preset;               // "" or a name of NUMERICS.md 0.0
+  std::vector<RuleSpec> tables[5];  // indexed by Table (engine/plan/precision.h), overrides first
+};
+
+struct OptimizerSpec {
+  std::string kind = "adamw";  // adamw, muon (matrices by Muon, the rest by AdamW)
+  double learning_rate = 1e-3;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.0;  // matrices only
+  double clip_norm = 1.0;     // 0: no clipping
+  double muon_learning_rate = 0.02;
+  double muon_momentum = 0.95;
+  int64_t muon_iterations = 5;
+  std::string state = "fresh";  // at the start of a stage: fresh, keep
+};
+
+struct ScheduleSpec {
+  std::string kind = "cosine";  // constant, cosine, linear, wsd
+  int64_t warmup = 0;           // updates
+  double final_fraction = 0.1;  // of the learning rate, reached at the last update
+  double decay_fraction = 0.2;  // wsd: the last part of the updates that decays
+};
+
+// A split that both the data and the tasks respect.
+struct HeldOutSpec {
+  double fraction = 0.0;  // of documents (text) or problems (sums, countdown)
+  uint64_t seed = 0;
+  std::string hash;  // generated tasks: XXH3 of the held-out list, checked at start
+};
+
+struct DataSourceSpec {
+  std::string name;
+  std::string kind = "text";       // text, jsonl, sums, countdown
+  std::vector<std::string> paths;  // text, jsonl: files or folders, globs allowed
+  std::string separator;           // text: a line that separates documents ("%"); "": one document a file
+  std::string field = "text";      // jsonl
+  double weight = 1.0;             // share of the tokens
+  bool end_of_document = true;     // append <eod> to each document
+  int64_t low = 10, high = 99;     // sums: range of both operands; countdown: of its numbers
+  double wrong_fraction = 0.0;     // sums: share of documents whose answer is off by one
+  int64_t numbers = 3;             // countdown: numbers a problem
+  HeldOutSpec held_out;
+};
+
+struct BatchSpec {
+  int64_t tokens = 0;           // a step, over all ranks: micro_sequences * length * a whole number
+  int64_t micro_sequences = 1;  // sequences a micro-batch
+  int64_t length = 0;           // tokens a sequence
+};
+
+struct TaskSpec {
+  std::string kind = "sums";    // sums, countdown
+  int64_t low = 10, high = 99;  // sums operands; countdown numbers
+  int64_t numbers = 3;          // countdown
+  HeldOutSpec held_out;
+  bool permute_rewards = false;  // control experiment: rewards shuffled over all completions of a step
+};
+
+struct EvalSpec {
+  int64_t every = 0;             // steps; 0: only at the start and the end of the stage
+  int64_t tokens = 65536;        // held-out tokens a source, at most
+  std::optional<TaskSpec> task;  // accuracy on the held-out problems
+  int64_t task_samples = 4;      // at temperature 1, besides one greedy
+  int64_t task_problems = 0;     // 0: all of the held-out problems
+  int64_t max_tokens = 16;
+  std::vector<std::string> prompts;  // samples to show
+};
+
+struct CheckpointSpec {
+  int64_t every = 0;          // steps; 0: only at the end of the stage
+  int64_t every_updates = 0;  // RL: also every so many updates inside a rollout's updates; 0: off
+  int64_t keep = 2;
+};
+
+struct PretrainSpec {
+  std::string name = "pretrain";
+  int64_t steps = 0;
+  BatchSpec batch;
+  std::vector<DataSourceSpec> data;
+  OptimizerSpec optimizer;
+  ScheduleSpec schedule;
+  EvalSpec eval;
+  CheckpointSpec checkpoint;
+  double z_loss = 0.0;                // on the logits' log-sum-exp
+  std::string on_nonfinite = "skip";  // skip, stop
+  int64_t max_skips = 10;             // consecutive skips before the run stops
+};
+
+struct SamplingSpec {
+  int64_t prompts = 32;  // a step
+  int64_t samples = 16;  // completions a prompt
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int64_t max_tokens = 16;
+  int64_t max_batch = 512;                       // sequences decoded together
+  std::vector<std::string> end_tokens = {"\n"};  // strings of one token, or "<eod>"
+};
+
+struct ObjectiveSpec {
+  std::string kind = "grpo";
+  double clip_low = 0.2, clip_high = 0.2;
+  bool normalise_std = true;  // advantages divided by the group's standard deviation
+  bool drop_zero_advantage = true;
+  double kl = 0.0;  // k3 estimate to the policy at the start of the stage
+  int64_t epochs = 1;
+  int64_t mini_batches = 1;       // optimizer updates an epoch
+  int64_t micro_tokens = 16384;   // at most so many tokens a forward-backward
+  std::string average = "token";  // token (mean over all tokens), sequence (mean of means)
+};
+
+struct RlSpec {
+  std::string name = "rl";
+  int64_t steps = 0;
+  TaskSpec task;
+  SamplingSpec sampling;
+  ObjectiveSpec objective;
+  OptimizerSpec optimizer;
+  ScheduleSpec schedule;
+  EvalSpec eval;
+  CheckpointSpec checkpoint;
+  std::string on_nonfinite = "skip";
+  int64_t max_skips = 10;
+};
+
+using StageSpec = std::variant<PretrainSpec, RlSpec>;
+
+struct Recipe {
+  RunSpec run;
+  ModelSpec model;
+  TokenizerSpec tokenizer;
+  ParallelSpec parallel;
+  DtypesSpec dtypes;
+  PrecisionSpec precision;
+  std::vector<StageSpec> stages;
+};
+
+}  // namespace fp4t
