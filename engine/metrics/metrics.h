@@ -1,0 +1,61 @@
+// What a run reports: metrics.jsonl (the truth, one object a step, first line a header), a TensorBoard
+// event file, console lines, summary.json. Times and rates never go to metrics.jsonl.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fp4t {
+
+// One step's figures in order of appearance; values are doubles or texts already encoded as JSON.
+struct MetricsRecord {
+  std::vector<std::pair<std::string, double>> numbers;
+  std::vector<std::pair<std::string, std::string>> texts;          // plain text, gets escaped
+  std::vector<std::pair<std::string, std::vector<double>>> lists;  // expert load, errors by layer
+};
+
+class MetricsWriter {
+ public:
+  // Opens <run_dir>/metrics.jsonl, keeping the first `keep_lines` lines (a header counts) and cutting the
+  // rest; 0 starts a new file with `header_json` as its first line. Opens a new TensorBoard file.
+  MetricsWriter(const std::string& run_dir, int64_t keep_lines, const std::string& header_json);
+  ~MetricsWriter();
+
+  // Appends one line {"kind": kind, "stage": stage, "step": step, ...}; also to TensorBoard under
+  // "<stage>/<key>" at `global_step`. Flushed at once.
+  void write(const std::string& kind, const std::string& stage, int64_t step, int64_t global_step,
+             const MetricsRecord& record);
+  int64_t lines() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Console: one line a step; carriage-return progress only on a terminal. Rank 0 only.
+class Console {
+ public:
+  explicit Console(const std::string& run_dir);  // also logs to <run_dir>/log.txt
+  ~Console();
+  void line(const std::string& text);  // information
+  void warn(const std::string& text);
+  // A transient status inside a step ("sampling 120/512"): replaced by the next line on a terminal; on a
+  // plain output printed at most every 10 seconds, so that nothing is silent for long.
+  void status(const std::string& text);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// <run_dir>/report.html from <run_dir>/{metrics.jsonl, summary.json, plan.json}: self-contained, curves as
+// SVG. Draws what is there; throws BadDataError when the files are damaged.
+void write_report(const std::string& run_dir);
+
+// Atomic small-file write (temporary file, fsync, rename). Throws SaveError.
+void write_text_file(const std::string& path, const std::string& text);
+
+}  // namespace fp4t

@@ -1,0 +1,118 @@
+// The model: parameters, forward, backward, cached decoding. One object serves pretraining, sampling and
+// RL training; which numbers it computes with is the precision tables that a Pass names.
+//
+// Shape legend: T tokens of a call (documents packed one after another, no padding), D hidden, V
+// vocabulary, E experts, k choices a token, B rows of a decode call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/comm/comm.h"
+#include "engine/model/params.h"
+#include "engine/plan/plan.h"
+#include "kernels/base/arena.h"
+#include "kernels/base/queue.h"
+#include "kernels/base/tensor.h"
+
+namespace fp4t {
+
+// Quantiser monitors of one GEMM operand, summed over what was asked for.
+struct OperandStats {
+  int64_t layer;
+  Module module;
+  GemmRole gemm;
+  OperandRole operand;
+  double stat[8];  // QuantStat
+};
+
+// How a forward-backward computes.
+struct Pass {
+  const ForwardTable* forward = nullptr;
+  const BackwardTable* backward = nullptr;  // null: no backward follows, nothing is kept for it
+  uint64_t seed = 0;                        // run seed
+  uint32_t step = 0;                        // attempted updates of the run so far
+  uint32_t sample_id = 0;                   // global id of the micro-batch's first sample
+  bool count_load = false;                  // add to the expert load (a training forward, once a micro-batch)
+  double token_weight = 0.0;                // 1 / trained tokens of the step: normalises aux and z losses
+  bool measure_error = false;               // quantisers also sum their error energies
+};
+
+// Packed tokens, on the host; every vector has T entries.
+struct TokenBatch {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> targets;    // next token inside the document; -1: not trained
+  std::vector<int32_t> positions;  // inside the document
+  std::vector<int32_t> doc_begin;  // index of the document's first token
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// Router statistics of the forwards since the last reset, for the metrics.
+struct RouterSums {
+  double z = 0, aux = 0;                   // sums over tokens and layers, see RouterStats
+  std::vector<std::vector<int64_t>> load;  // [MoE layers][E] tokens
+};
+
+class Transformer {
+ public:
+  // Allocates the run, step and scratch arenas as the plan priced them; parameters are initialised.
+  Transformer(Queue& queue, Communicator& comm, const Plan& plan);
+  ~Transformer();
+
+  ParamSet& params();
+  const Plan& plan() const;
+  Queue& queue();
+  // The arena of run lifetime, for the optimizer's state and a reference policy's weights.
+  Arena& run_arena();
+
+  // Logits [T, V] F32 of a packed batch, valid until the next call. Keeps what backward needs when
+  // pass.backward is set.
+  TensorView forward(const Pass& pass, const TokenBatch& batch);
+
+  // Continues the last forward: dlogits act [T, V] to gradients, added to the parameters' buffers. The
+  // auxiliary and z losses of the router join with the plan's coefficients times pass.token_weight.
+  void backward(const Pass& pass, const TokenBatch& batch, TensorView dlogits);
+
+  // A view for dlogits in the step arena, act [T, V].
+  TensorView dlogits_buffer(int64_t num_tokens);
+  // Per-token F32 buffers in the step arena: log_prob, lse, entropy, d_log_prob, d_lse; [T] each.
+  struct TokenBuffers {
+    TensorView targets;  // I32 [T], filled by forward from the batch
+    TensorView log_prob, lse, entropy, d_log_prob, d_lse;
+  };
+  TokenBuffers token_buffers(int64_t num_tokens);
+
+  // Cached decoding. Rows are (slot, position) with the token at that position; keys and values are
+  // appended, then logits [rows.size(), V] F32 of the rows listed in `logit_rows` are returned, valid
+  // until the next call. Slots are reused freely: a row reads positions 0..its own of its slot.
+  struct DecodeRows {
+    std::vector<int32_t> tokens, slots, positions;
+    std::vector<int32_t> logit_rows;
+  };
+  TensorView decode(const Pass& pass, const DecodeRows& rows);
+
+  // After parameters changed (optimizer step, load): derived copies and codes are made anew on next use.
+  void weights_changed();
+
+  // Sets all gradient buffers to zero: the start of an accumulation.
+  void zero_gradients();
+
+  // Balance: moves the selection bias once, after the last update of a step, from the load counted since.
+  void update_expert_bias();
+  RouterSums take_router_sums();  // returns and resets
+  // Non-finite values that quantisers saw since the last call; 0 when none.
+  double take_nonfinite();
+  // Monitors since the last call, one entry a quantised operand; resets them.
+  std::vector<OperandStats> take_operand_stats();
+
+  // Which kernel each module's products used, for the log: "layers.0 attn.qkv fprop: cpu fp32 fma".
+  std::vector<std::string> kernels_used() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fp4t

@@ -1,0 +1,40 @@
+// Batched generation with a key-value cache. A completion depends on the weights, the key, its prompt
+// and its sample id alone: not on its neighbours, the batch size or the order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "engine/model/transformer.h"
+#include "kernels/base/philox.h"
+
+namespace fp4t {
+
+struct GenerateRequest {
+  std::vector<int32_t> prompt;  // at least one token
+  int64_t sample_id = 0;        // keys the draws
+};
+
+struct GenerateOptions {
+  double temperature = 1.0;  // 0: greedy
+  double top_p = 1.0;
+  int64_t max_tokens = 16;
+  int64_t max_batch = 512;  // sequences decoded together
+  std::vector<int32_t> end_tokens;
+  PhiloxKey key;  // of the draws
+  // Called after each decode call with (finished, total) sequences; may throw to stop.
+  std::function<void(int64_t, int64_t)> progress;
+};
+
+struct Completion {
+  std::vector<int32_t> tokens;   // end token included
+  std::vector<float> log_probs;  // of each token, under the distribution it was drawn from
+  bool finished = false;         // false: cut at max_tokens or at the model's last position
+};
+
+std::vector<Completion> generate(Transformer& model, const Pass& pass,
+                                 const std::vector<GenerateRequest>& requests,
+                                 const GenerateOptions& options);
+
+}  // namespace fp4t

@@ -1,0 +1,79 @@
+// Checkpoints (DESIGN.md section 8): logical tensors in safetensors shards with an XXH3 hash each, a JSON
+// manifest written last, the directory renamed into place, then `latest` replaced. Layout of a run folder:
+//   <dir>/checkpoints/step_<stage>_<step>_<update>/{manifest.json, tensors-00001.safetensors, telemetry.json}
+//   <dir>/checkpoints/latest        (text: the folder's name)
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/tokens/rollout.h"
+#include "kernels/base/queue.h"
+#include "kernels/base/tensor.h"
+
+namespace fp4t {
+
+// Everything of a run that is not a tensor. All of it is hashed except `telemetry`.
+struct RunState {
+  int64_t stage = 0;                         // index in the recipe
+  int64_t step = 0;                          // completed steps of the stage
+  int64_t update = 0;                        // RL: completed updates of step `step` (0: between steps)
+  int64_t attempted_updates = 0;             // of the run
+  int64_t applied_updates = 0;               // of the optimizer's state
+  int64_t next_sample = 0;                   // global sample counter of the run
+  int64_t metrics_lines = 0;                 // lines of metrics.jsonl that belong to this state
+  std::map<std::string, double> counters;    // monitors and summary figures, by name
+  std::map<std::string, std::string> texts;  // further state as text (resolved spans, fingerprints)
+  std::string recipe_yaml;                   // resolved
+  std::string precision_hash;
+  std::vector<std::string> lineage;   // accepted changes: "step ...: path: old -> new"
+  Rollout rollout;                    // RL with update > 0: the rollout in progress
+  std::string telemetry_json = "{}";  // times, restarts: outside hash and equality
+};
+
+struct CheckpointInfo {
+  std::string path;
+  RunState state;
+  std::string content_hash;  // 16 hex digits over all tensors and counters, whatever the layout
+  std::vector<std::string> tensor_names;
+};
+
+class CheckpointStore {
+ public:
+  // `run_dir` is created when absent.
+  explicit CheckpointStore(const std::string& run_dir);
+
+  // Writes a complete checkpoint and removes older ones beyond `keep` once the new one is safe; returns
+  // its folder. Throws SaveError; what was there before stays intact.
+  std::string save(Queue& queue, const std::vector<NamedTensor>& tensors, const RunState& state,
+                   int64_t keep);
+
+  // Newest complete and verified checkpoint, damaged ones reported in `notes`; "" when there is none at all.
+  // Throws NoCheckpointError when there are some and none is readable. Removes leftovers of saves.
+  std::string newest(std::vector<std::string>* notes);
+
+ private:
+  std::string dir_;
+};
+
+// Reads counters and verifies; throws BadDataError naming file and tensor.
+CheckpointInfo read_checkpoint_info(const std::string& path, bool verify_hashes);
+// Fills the given tensors by name; every name and shape must match, none may be missing or left over
+// (except names that start with one of `optional_prefixes`).
+void load_tensors(Queue& queue, const std::string& path, const std::vector<NamedTensor>& tensors,
+                  const std::vector<std::string>& optional_prefixes);
+
+// Held while a process works in a run folder; a second one is refused (RecipeError naming its pid).
+class RunLock {
+ public:
+  explicit RunLock(const std::string& run_dir);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace fp4t
