@@ -99,8 +99,10 @@ class Transformer {
   // Sets all gradient buffers to zero: the start of an accumulation.
   void zero_gradients();
 
-  // Balance: moves the selection bias once, after the last update of a step, from the load counted since.
-  void update_expert_bias();
+  // Balance: moves the selection bias of every MoE layer once, after the last update of a step, from the
+  // load that the caller has summed over the step's take_router_sums(). The model itself keeps no state
+  // between updates beyond parameters and biases, so a checkpoint may fall between two updates.
+  void update_expert_bias(const std::vector<std::vector<int64_t>>& load);
   RouterSums take_router_sums();  // returns and resets
   // Non-finite values that quantisers saw since the last call; 0 when none.
   double take_nonfinite();
