@@ -32,7 +32,7 @@ struct ParamInfo {
   Placement placement;
   bool weight_decay;   // matrices
   bool residual_out;   // attn.out and *.down: init scaled by depth
-  DType gradient;      // of the gradient buffer
+  DType gradient;      // of the gradient buffer; the plan widens it where micro-batches accumulate
   uint32_t tensor_id;  // index in the list: keys its random bits
 };
 
@@ -50,5 +50,7 @@ int64_t total_parameters(const std::vector<ParamInfo>& list);
 int64_t active_parameters(const std::vector<ParamInfo>& list, const ModelSpec& model);
 
 bool is_moe_layer(const ModelSpec& model, int64_t layer);
+// FFN width of the shared experts together.
+int64_t shared_width(const ModelSpec& model);
 
 }  // namespace fp4t
