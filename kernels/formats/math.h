@@ -11,25 +11,13 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/base/host_device.h"
+#include "kernels/formats/bf16.h"
 
 namespace fp4t {
 
 namespace detail {
-
-FP4T_HD uint32_t bits_of(float x) {
-  uint32_t u;
-  std::memcpy(&u, &x, sizeof(u));
-  return u;
-}
-
-FP4T_HD float float_of(uint32_t u) {
-  float x;
-  std::memcpy(&x, &u, sizeof(x));
-  return x;
-}
 
 FP4T_HD float fma_f32(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
@@ -54,7 +42,7 @@ FP4T_HD float exp_f32(float x) {
   constexpr float kShift = 0x1.8p23f;
   const float shifted = fma_f32(x, 0x1.715476p0f, kShift);
   const float n = shifted - kShift;
-  const int32_t k = static_cast<int32_t>(detail::bits_of(shifted) - 0x4B400000u);
+  const int32_t k = static_cast<int32_t>(bits_of(shifted) - 0x4B400000u);
   float r = fma_f32(n, -detail::kLn2Hi, x);
   r = fma_f32(n, -detail::kLn2Lo, r);
   // (e^r - 1 - r) / r^2, minimax on |r| <= ln(2) / 2: relative error of e^r 2^-28.
@@ -69,8 +57,8 @@ FP4T_HD float exp_f32(float x) {
   const float p = one_plus_r + fma_f32(r * r, q, lost);
   // Two factors, so that overflow and subnormal results are rounded by the last multiplication alone.
   const int32_t half = k >> 1;
-  const float first = detail::float_of(static_cast<uint32_t>(half + 127) << 23);
-  const float second = detail::float_of(static_cast<uint32_t>(k - half + 127) << 23);
+  const float first = float_of(static_cast<uint32_t>(half + 127) << 23);
+  const float second = float_of(static_cast<uint32_t>(k - half + 127) << 23);
   return p * first * second;
 }
 
@@ -78,10 +66,10 @@ FP4T_HD float exp_f32(float x) {
 FP4T_HD float log_f32(float x) {
   using detail::fma_f32;
   const bool subnormal = x < 0x1p-126f;
-  const uint32_t bits = detail::bits_of(subnormal ? x * 0x1p23f : x);
+  const uint32_t bits = bits_of(subnormal ? x * 0x1p23f : x);
   // x = 2^k * (1 + f) with 1 + f in [2/3, 4/3).
   const int32_t k = static_cast<int32_t>(bits - 0x3F2AAAABu) >> 23;
-  const float f = detail::float_of(bits - (static_cast<uint32_t>(k) << 23)) - 1.0f;
+  const float f = float_of(bits - (static_cast<uint32_t>(k) << 23)) - 1.0f;
   const float n = static_cast<float>(k) - (subnormal ? 23.0f : 0.0f);
   // (log(1 + f) - f + f^2 / 2) / f^3, minimax: relative error of log(1 + f) 2^-27.7.
   float q = -0x1.08054cp-3f;
@@ -94,10 +82,10 @@ FP4T_HD float log_f32(float x) {
   q = fma_f32(q, f, 0x1.555506p-2f);
   const float tail = fma_f32(q, f, -0.5f) * (f * f);
   float result = fma_f32(n, detail::kLn2Hi, f + fma_f32(n, detail::kLn2Lo, tail));
-  const float inf = detail::float_of(0x7F800000u);
+  const float inf = float_of(0x7F800000u);
   result = x == inf ? inf : result;
   result = x == 0.0f ? -inf : result;
-  return x >= 0.0f ? result : detail::float_of(0x7FC00000u);
+  return x >= 0.0f ? result : float_of(0x7FC00000u);
 }
 
 namespace detail {

@@ -9,9 +9,6 @@
 namespace fp4t {
 namespace {
 
-using detail::bits_of;
-using detail::float_of;
-
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // Prime, so that the sweep meets every exponent with every kind of mantissa.
