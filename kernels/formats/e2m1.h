@@ -46,6 +46,14 @@ FP4T_HD uint32_t e2m1_nearest(float y) {
   return (steps + ((binade - 0x3F800000u) >> 22)) | detail::e2m1_sign(y);
 }
 
+// The value that e2m1_nearest rounds to, without going through its code (+6 for NaN).
+FP4T_HD float e2m1_round(float y) {
+  const float a = detail::e2m1_magnitude(y);
+  const float magic = float_of(detail::e2m1_binade(a) + (22u << 23));
+  const float rounded = a + magic - magic;
+  return float_of(bits_of(rounded) | detail::e2m1_sign(y) << 28);
+}
+
 // Stochastic with eight given bits r: a = n step + f step; up if and only if floor(256 f) + r >= 256.
 // 1/step is a power of two, so a/step and f are exact.
 FP4T_HD uint32_t e2m1_stochastic(float y, uint32_t r) {

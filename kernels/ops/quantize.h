@@ -12,19 +12,25 @@ enum class Orientation : uint8_t {
   kColumn,  // contraction along the rows of x, each group by itself; out is the transpose [C, R]
 };
 
-// Codes and scales of a BF16 matrix, reading it in one orientation.
+// Codes and scales of a BF16 matrix, reading it in one orientation. With the column orientation and equal
+// groups `out` may also have the group axis kRows, with groups x C rows of R/groups columns: the same
+// bytes, and what GroupedGemm takes as transposed weights. Rows beyond the last group are left alone, in
+// x and in `out`. The energies of `stats` are of rotated values where there is a rotation.
 struct Quantize {
   static constexpr const char* kName = "quantize";
   TensorView x;        // BF16 [R, C]
   TensorView offsets;  // I32 [groups + 1], first row of every group; empty: equal groups of R/groups
   Orientation orientation;
-  PhiloxKey draw_key;      // stochastic and ms_eden
-  PhiloxKey signs_key;     // hadamard with fresh signs
-  TensorView input_scale;  // optional F32 [groups]: x stands for x * input_scale (source: forward);
-                           // the result's tensor_scale is multiplied by it afterwards
-  TensorView stats;        // optional F64 [kNumQuantStats], added to
-  bool measure_error;      // also fill kStatErrorEnergy and kStatSignalEnergy
-  QuantView out;           // spec, group axis kRows (kRow) or kCols (kColumn with groups > 1 or offsets)
+  PhiloxKey draw_key;        // stochastic and ms_eden
+  int64_t first_expert = 0;  // global number of the first group; draws are keyed by expert when there are
+                             // offsets or several groups
+  PhiloxKey signs_key;       // hadamard with fresh signs
+  TensorView input_scale;    // optional F32 [groups]: x stands for x * input_scale (source: forward);
+                             // the result's tensor_scale is multiplied by it afterwards;
+                             // MXFP8 then has a tensor_scale [groups] too, which receives it
+  TensorView stats;          // optional F64 [kNumQuantStats], added to
+  bool measure_error;        // also fill kStatErrorEnergy and kStatSignalEnergy
+  QuantView out;             // spec, group axis kRows (kRow) or kCols (kColumn with groups > 1 or offsets)
   void check() const;
 };
 
