@@ -93,6 +93,16 @@ class Transformer {
   };
   TensorView decode(const Pass& pass, const DecodeRows& rows);
 
+  // Device buffers for drawing one token for each of `rows` logit rows (rows <= max_decode_tokens and
+  // max_cache_slots), in the step arena beside the logits.
+  struct SampleBuffers {
+    TensorView sample_ids;  // I64 [rows]
+    TensorView positions;   // I32 [rows]
+    TensorView tokens;      // I32 [rows]
+    TensorView log_prob;    // F32 [rows]
+  };
+  SampleBuffers sample_buffers(int64_t rows);
+
   // After parameters changed (optimizer step, load): derived copies and codes are made anew on next use.
   void weights_changed();
 

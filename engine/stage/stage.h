@@ -7,6 +7,7 @@
 
 #include "engine/comm/comm.h"
 #include "engine/plan/plan.h"
+#include "engine/stage/resume.h"
 #include "kernels/base/queue.h"
 
 namespace fp4t {
@@ -18,6 +19,7 @@ struct RunOptions {
 
 // Runs or resumes the plan's stages to the end; writes checkpoints, metrics, summary and report. Throws
 // PreemptedError after a signal (state saved).
-void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options);
+void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
+                const ResumePoint& resume);
 
 }  // namespace fp4t

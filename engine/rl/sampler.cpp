@@ -1,0 +1,178 @@
+#include "engine/rl/sampler.h"
+
+#include <algorithm>
+
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+namespace {
+
+// A sequence in flight.
+struct Active {
+  size_t request;
+  int32_t slot;
+  int64_t length;  // tokens whose keys and values are in the cache after the next decode call
+  int32_t next;    // the token that the next decode call reads
+};
+
+// Device buffers of one sampling call, taken from the run's start once a generate().
+class Drawer {
+ public:
+  Drawer(Transformer& model, const GenerateOptions& options) : model_(model), options_(options) {}
+
+  // Draws one token for each row of `logits`.
+  void draw(const TensorView& logits, const std::vector<int64_t>& sample_ids,
+            const std::vector<int32_t>& positions) {
+    const auto n = static_cast<int64_t>(sample_ids.size());
+    const auto buffers = model_.sample_buffers(n);
+    Queue& q = model_.queue();
+    q.copy_from_host(buffers.sample_ids.data, sample_ids.data(), buffers.sample_ids.bytes());
+    q.copy_from_host(buffers.positions.data, positions.data(), buffers.positions.bytes());
+    fp4t::run(q, SampleTokens{.logits = logits,
+                              .temperature = static_cast<float>(options_.temperature),
+                              .top_p = static_cast<float>(options_.top_p),
+                              .key = options_.key,
+                              .sample_ids = buffers.sample_ids,
+                              .positions = buffers.positions,
+                              .tokens = buffers.tokens,
+                              .log_prob = buffers.log_prob});
+    tokens.resize(static_cast<size_t>(n));
+    log_probs.resize(static_cast<size_t>(n));
+    q.copy_to_host(tokens.data(), buffers.tokens.data, buffers.tokens.bytes());
+    q.copy_to_host(log_probs.data(), buffers.log_prob.data, buffers.log_prob.bytes());
+  }
+
+  std::vector<int32_t> tokens;
+  std::vector<float> log_probs;
+
+ private:
+  Transformer& model_;
+  const GenerateOptions& options_;
+};
+
+class Batch {
+ public:
+  Batch(Transformer& model, const Pass& pass, const std::vector<GenerateRequest>& requests,
+        const GenerateOptions& options)
+      : model_(model),
+        pass_(pass),
+        requests_(requests),
+        options_(options),
+        drawer_(model, options),
+        results_(requests.size()) {
+    limit_ = std::min(model.plan().max_cache_length, model.plan().model.max_positions);
+    const int64_t slots = std::min(options.max_batch, model.plan().max_cache_slots);
+    FP4T_CHECK(slots >= 1, "no cache slots in the plan");
+    for (int64_t s = slots; s > 0; --s) free_.push_back(static_cast<int32_t>(s - 1));
+  }
+
+  std::vector<Completion> run() {
+    while (next_request_ < requests_.size() || !active_.empty()) {
+      admit();
+      if (!active_.empty()) decode();
+      if (options_.progress) options_.progress(done_, static_cast<int64_t>(requests_.size()));
+    }
+    return std::move(results_);
+  }
+
+ private:
+  // Fills free slots with prompts, in calls of at most plan.max_decode_tokens rows, and draws their first
+  // tokens.
+  void admit() {
+    while (next_request_ < requests_.size() && !free_.empty()) {
+      Transformer::DecodeRows rows;
+      std::vector<Active> fresh;
+      while (next_request_ < requests_.size() && !free_.empty()) {
+        const GenerateRequest& r = requests_[next_request_];
+        const auto n = static_cast<int64_t>(r.prompt.size());
+        FP4T_CHECK(n >= 1, "empty prompt");
+        FP4T_CHECK(n <= limit_, "a prompt of ", n, " tokens; the plan has room for ", limit_);
+        if (static_cast<int64_t>(rows.tokens.size()) + n > model_.plan().max_decode_tokens) break;
+        const int32_t slot = free_.back();
+        free_.pop_back();
+        for (int64_t i = 0; i < n; ++i) {
+          rows.tokens.push_back(r.prompt[static_cast<size_t>(i)]);
+          rows.slots.push_back(slot);
+          rows.positions.push_back(static_cast<int32_t>(i));
+        }
+        rows.logit_rows.push_back(static_cast<int32_t>(rows.tokens.size() - 1));
+        fresh.push_back({next_request_++, slot, n, 0});
+      }
+      FP4T_CHECK(!fresh.empty(), "the plan's decode rows hold not even one prompt");
+      step(rows, fresh);
+    }
+  }
+
+  void decode() {
+    Transformer::DecodeRows rows;
+    std::vector<Active> current = std::move(active_);
+    active_.clear();
+    const auto most = static_cast<size_t>(model_.plan().max_decode_tokens);
+    for (size_t begin = 0; begin < current.size(); begin += most) {
+      const size_t end = std::min(current.size(), begin + most);
+      rows = {};
+      std::vector<Active> part(current.begin() + static_cast<int64_t>(begin),
+                               current.begin() + static_cast<int64_t>(end));
+      for (Active& a : part) {
+        rows.tokens.push_back(a.next);
+        rows.slots.push_back(a.slot);
+        rows.positions.push_back(static_cast<int32_t>(a.length));
+        rows.logit_rows.push_back(static_cast<int32_t>(rows.tokens.size() - 1));
+        ++a.length;
+      }
+      step(rows, part);
+    }
+  }
+
+  // One decode call and the draws of its rows; sequences that go on join active_.
+  void step(const Transformer::DecodeRows& rows, std::vector<Active>& sequences) {
+    const TensorView logits = model_.decode(pass_, rows);
+    std::vector<int64_t> ids;
+    std::vector<int32_t> positions;
+    for (const Active& a : sequences) {
+      ids.push_back(requests_[a.request].sample_id);
+      positions.push_back(static_cast<int32_t>(a.length));
+    }
+    drawer_.draw(logits, ids, positions);
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      Active a = sequences[i];
+      Completion& c = results_[a.request];
+      a.next = drawer_.tokens[i];
+      c.tokens.push_back(a.next);
+      c.log_probs.push_back(drawer_.log_probs[i]);
+      c.finished = std::find(options_.end_tokens.begin(), options_.end_tokens.end(), a.next) !=
+                   options_.end_tokens.end();
+      const bool full = static_cast<int64_t>(c.tokens.size()) >= options_.max_tokens || a.length >= limit_;
+      if (c.finished || full) {
+        free_.push_back(a.slot);
+        ++done_;
+      } else {
+        active_.push_back(a);
+      }
+    }
+  }
+
+  Transformer& model_;
+  const Pass& pass_;
+  const std::vector<GenerateRequest>& requests_;
+  const GenerateOptions& options_;
+  Drawer drawer_;
+  std::vector<Completion> results_;
+  std::vector<Active> active_;
+  std::vector<int32_t> free_;
+  size_t next_request_ = 0;
+  int64_t done_ = 0;
+  int64_t limit_ = 0;
+};
+
+}  // namespace
+
+std::vector<Completion> generate(Transformer& model, const Pass& pass,
+                                 const std::vector<GenerateRequest>& requests,
+                                 const GenerateOptions& options) {
+  FP4T_CHECK(options.max_tokens >= 1, "max_tokens ", options.max_tokens);
+  return Batch(model, pass, requests, options).run();
+}
+
+}  // namespace fp4t

@@ -1,0 +1,254 @@
+#include "engine/stage/context.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "engine/stage/signals.h"
+#include "engine/store/huggingface.h"
+#include "engine/tokens/corpus.h"
+
+namespace fp4t {
+
+namespace {
+
+bool needs_reference(const Plan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(),
+                     [](const StagePlan& s) { return s.is_rl && std::get<RlSpec>(s.spec).objective.kl > 0; });
+}
+
+std::string header_json(const Plan& plan, const RunOptions& options) {
+  nlohmann::ordered_json j;
+  j["kind"] = "header";
+  j["format"] = 1;
+  j["name"] = plan.run.name;
+  j["seed"] = plan.run.seed;
+  j["precision_hash"] = plan.precision_hash;
+  j["command"] = options.command_line;
+  for (const StagePlan& s : plan.stages) {
+    nlohmann::ordered_json stage;
+    stage["name"] = s.name;
+    stage["kind"] = s.is_rl ? "rl" : "pretrain";
+    stage["steps"] = s.steps;
+    j["stages"].push_back(std::move(stage));
+  }
+  return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string duration_text(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e9) return "?";
+  const auto s = static_cast<int64_t>(seconds + 0.5);
+  char text[32];
+  if (s >= 3600) {
+    std::snprintf(text, sizeof(text), "%ldh%02ldm", static_cast<long>(s / 3600),
+                  static_cast<long>(s / 60 % 60));
+  } else if (s >= 60) {
+    std::snprintf(text, sizeof(text), "%ldm%02lds", static_cast<long>(s / 60), static_cast<long>(s % 60));
+  } else {
+    std::snprintf(text, sizeof(text), "%lds", static_cast<long>(s));
+  }
+  return text;
+}
+
+void append_sequence(TokenBatch& batch, const Sequence& sequence) {
+  const auto base = static_cast<int32_t>(batch.tokens.size());
+  batch.tokens.insert(batch.tokens.end(), sequence.tokens.begin(), sequence.tokens.end());
+  batch.targets.insert(batch.targets.end(), sequence.targets.begin(), sequence.targets.end());
+  batch.positions.insert(batch.positions.end(), sequence.positions.begin(), sequence.positions.end());
+  for (int32_t begin : sequence.doc_begin) batch.doc_begin.push_back(base + begin);
+}
+
+Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunOptions& options_in,
+         const ResumePoint& resume)
+    : queue(queue_in),
+      comm(comm_in),
+      plan(plan_in),
+      options(options_in),
+      console(plan_in.run.dir),
+      tokenizer(make_tokenizer(plan_in.tokenizer)),
+      model(queue_in, comm_in, plan_in),
+      optimizer(model, comm_in, model.run_arena()),
+      store(plan_in.run.dir),
+      start_(std::chrono::steady_clock::now()) {
+  for (const std::string& note : resume.notes) console.warn(note);
+  if (needs_reference(plan)) {
+    for (const NamedTensor& t : policy_tensors()) {
+      reference.push_back(
+          {"reference." + t.name, model.run_arena().take("reference." + t.name, t.view.dtype, t.view.shape)});
+    }
+  }
+  if (resume.found) {
+    restore(resume);
+  } else {
+    if (plan.model.init.kind == "import") {
+      import_weights(queue, plan.model.init.path, plan, model.params());
+      model.params().refresh_copies(queue);
+      model.weights_changed();
+      console.line("weights from " + plan.model.init.path);
+    }
+    optimizer.reset();
+    for (const NamedTensor& t : reference) queue.fill_bytes(t.view.data, 0, t.view.bytes());
+  }
+  state.recipe_yaml = plan.recipe_yaml;
+  state.precision_hash = plan.precision_hash;
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const std::string key = "span_steps." + std::to_string(i);
+    if (state.texts.count(key) == 0) state.texts[key] = std::to_string(plan.stages[i].steps);
+  }
+  metrics = std::make_unique<MetricsWriter>(plan.run.dir, state.metrics_lines, header_json(plan, options));
+  state.metrics_lines = metrics->lines();
+}
+
+Run::~Run() = default;
+
+void Run::restore(const ResumePoint& resume) {
+  const std::vector<std::string> lineage = check_resume(resume, plan.recipe_yaml, options.accept_changes);
+  state = resume.info.state;
+  state.lineage.insert(state.lineage.end(), lineage.begin(), lineage.end());
+  for (const std::string& line : lineage) console.line("accepted change: " + line);
+  load_tensors(queue, resume.info.path, tensors(), {"rollout."});
+  model.params().refresh_copies(queue);
+  model.weights_changed();
+  optimizer.set_applied_updates(state.applied_updates);
+  const auto telemetry = nlohmann::json::parse(state.telemetry_json, nullptr, false);
+  if (telemetry.is_object()) {
+    earlier_seconds_ = telemetry.value("seconds", 0.0);
+    restarts_ = telemetry.value("restarts", int64_t{0}) + 1;
+  }
+  if (resume.branch) {
+    state.metrics_lines = 0;
+    earlier_seconds_ = 0;
+    restarts_ = 0;
+  }
+  last_checkpoint_ = resume.branch ? "" : resume.info.path;
+  console.line(detail::concat(resume.branch ? "branching from " : "resuming from ", resume.info.path,
+                              ": stage ", state.stage, ", step ", state.step,
+                              state.update ? detail::concat(", update ", state.update) : ""));
+}
+
+std::vector<NamedTensor> Run::policy_tensors() {
+  std::vector<NamedTensor> list;
+  for (const Param& p : model.params().params()) list.push_back({p.info.name, p.master});
+  for (const Buffer& b : model.params().buffers()) list.push_back({b.info.name, b.data});
+  return list;
+}
+
+std::vector<NamedTensor> Run::tensors() {
+  std::vector<NamedTensor> list;
+  for (const NamedTensor& t : policy_tensors()) list.push_back({"model." + t.name, t.view});
+  for (const NamedTensor& t : optimizer.state()) list.push_back(t);
+  list.insert(list.end(), reference.begin(), reference.end());
+  return list;
+}
+
+Pass Run::pass_base() const {
+  Pass pass;
+  pass.seed = plan.run.seed;
+  pass.step = static_cast<uint32_t>(state.attempted_updates);
+  return pass;
+}
+
+Pass Run::pass_for_evaluation() const {
+  Pass pass = pass_base();
+  if (!stage().is_rl) {
+    pass.forward = &stage().precision.forward.at(state.step);
+    return pass;
+  }
+  // In an RL stage the table in force at the end of the pretraining before it; without one, the trainer's.
+  pass.forward = &stage().precision.forward.at(state.step);
+  for (int64_t i = 0; i < state.stage; ++i) {
+    const StagePlan& before = plan.stages[static_cast<size_t>(i)];
+    if (!before.is_rl) pass.forward = &before.precision.forward.spans.back().table;
+  }
+  return pass;
+}
+
+Pass Run::pass_for_training() const {
+  Pass pass = pass_base();
+  pass.forward = &stage().precision.forward.at(state.step);
+  pass.backward = &stage().precision.backward.at(state.step);
+  pass.count_load = true;
+  return pass;
+}
+
+Pass Run::pass_for_scoring() const {
+  Pass pass = pass_base();
+  pass.forward = &stage().precision.forward.at(state.step);
+  return pass;
+}
+
+Pass Run::pass_for_sampling() const {
+  Pass pass = pass_base();
+  pass.forward = &stage().precision.sampler.at(state.step);
+  return pass;
+}
+
+double Run::seconds() const {
+  return earlier_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void Run::save(bool required) {
+  const CheckpointSpec& spec =
+      std::visit([](const auto& s) -> const CheckpointSpec& { return s.checkpoint; }, stage().spec);
+  state.applied_updates = optimizer.applied_updates();
+  nlohmann::json telemetry;
+  telemetry["seconds"] = seconds();
+  telemetry["restarts"] = restarts_;
+  state.telemetry_json = telemetry.dump();
+  try {
+    last_checkpoint_ = store.save(queue, tensors(), state, spec.keep);
+  } catch (const SaveError& e) {
+    if (required) throw;
+    console.warn(detail::concat("the checkpoint could not be written, training goes on: ", e.what()));
+  }
+}
+
+void Run::stop_if_requested() {
+  const int number = stop_requested();
+  if (number == 0) return;
+  save(true);
+  throw PreemptedError(detail::concat("stopped by signal ", number, "; saved ", last_checkpoint_,
+                                      "; the same command continues"));
+}
+
+void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {
+  int64_t global = state.step;
+  for (int64_t i = 0; i < state.stage; ++i) global += plan.stages[static_cast<size_t>(i)].steps;
+  metrics->write(kind, stage().name, state.step, global, record);
+  state.metrics_lines = metrics->lines();
+}
+
+double Run::sum(const std::string& name) const {
+  const auto it = state.counters.find("step." + name);
+  return it == state.counters.end() ? 0.0 : it->second;
+}
+
+void Run::clear_sums() {
+  auto& counters = state.counters;
+  for (auto it = counters.lower_bound("step."); it != counters.end() && it->first.rfind("step.", 0) == 0;) {
+    it = counters.erase(it);
+  }
+}
+
+void Run::judge(const StepReport& report, const std::string& policy, int64_t max_skips) {
+  double& skipped = state.counters["skipped_in_a_row"];
+  if (report.applied) {
+    skipped = 0;
+    return;
+  }
+  skipped += 1;
+  state.counters["skipped_updates"] += 1;
+  const std::string what = detail::concat(stage().name, " step ", state.step, ": ", report.nonfinite,
+                                          " non-finite values in gradients or operands");
+  if (policy == "stop") throw NonFiniteError(what + "; weights are unchanged (on_nonfinite: stop)");
+  if (skipped > static_cast<double>(max_skips)) {
+    throw NonFiniteError(
+        detail::concat(what, "; more than ", max_skips, " updates skipped in a row (max_skips)"));
+  }
+  console.warn(what + "; the update was skipped");
+}
+
+}  // namespace fp4t

@@ -1,0 +1,97 @@
+// What the loops of a run share: model, optimizer, state, and the outlets. One object a process.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/metrics/metrics.h"
+#include "engine/model/transformer.h"
+#include "engine/optim/optimizer.h"
+#include "engine/stage/resume.h"
+#include "engine/stage/stage.h"
+#include "engine/store/checkpoint.h"
+#include "engine/tokens/tokenizer.h"
+
+namespace fp4t {
+
+class Run {
+ public:
+  Run(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
+      const ResumePoint& resume);
+  ~Run();
+
+  Queue& queue;
+  Communicator& comm;
+  const Plan& plan;
+  RunOptions options;
+  Console console;
+  std::unique_ptr<Tokenizer> tokenizer;
+  Transformer model;
+  Optimizer optimizer;
+  CheckpointStore store;
+  RunState state;
+  std::unique_ptr<MetricsWriter> metrics;
+  std::vector<NamedTensor> reference;  // weights of the reference policy, empty when no stage needs them
+
+  const StagePlan& stage() const { return plan.stages[static_cast<size_t>(state.stage)]; }
+
+  // Passes with the tables in force at the current step. Scoring is the trainer's forward alone.
+  Pass pass_for_training() const;
+  Pass pass_for_scoring() const;
+  Pass pass_for_evaluation() const;  // pretrain.forward
+  Pass pass_for_sampling() const;    // rl.sampler
+
+  // Masters and buffers by their own names: what makes up the policy.
+  std::vector<NamedTensor> policy_tensors();
+
+  // Saves now; a failing save of `required` throws SaveError, another warns and the run goes on.
+  void save(bool required);
+  // Saves and throws PreemptedError when a signal asked to stop.
+  void stop_if_requested();
+  void write_metrics(const std::string& kind, const MetricsRecord& record);
+  // Seconds of this run, earlier processes included.
+  double seconds() const;
+  const std::string& last_checkpoint() const { return last_checkpoint_; }
+
+  // Monitors that are summed over one step and must survive a checkpoint inside it.
+  void add(const std::string& name, double value) { state.counters["step." + name] += value; }
+  double sum(const std::string& name) const;
+  void clear_sums();
+
+  // Router sums since the last call, into the step's monitors.
+  void add_router_sums();
+  // Moves the selection biases by the step's load; call after the last update.
+  void balance_experts();
+  // Expert load and balance figures of the step, into a record.
+  void report_router(MetricsRecord& record, double trained_tokens) const;
+  // Quantiser monitors of the model, into the step's monitors and a record.
+  void add_operand_stats();
+  void report_operand_stats(MetricsRecord& record) const;
+
+  // Consecutive updates that were skipped; throws NonFiniteError by the stage's policy.
+  void judge(const StepReport& report, const std::string& policy, int64_t max_skips);
+
+ private:
+  Pass pass_base() const;
+  std::vector<NamedTensor> tensors();
+  void restore(const ResumePoint& resume);
+
+  std::string last_checkpoint_;
+  double earlier_seconds_ = 0;
+  int64_t restarts_ = 0;
+  std::chrono::steady_clock::time_point start_;
+};
+
+// "1h02m", "3m05s", "12s".
+std::string duration_text(double seconds);
+
+// Packs sequences into one batch.
+struct Sequence;
+void append_sequence(TokenBatch& batch, const Sequence& sequence);
+
+void run_pretrain(Run& run);
+void run_rl(Run& run);
+
+}  // namespace fp4t

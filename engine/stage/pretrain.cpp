@@ -1,0 +1,177 @@
+// The pretraining loop: next batch, forward, backward, step, log, save.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/stage/context.h"
+#include "engine/stage/evaluate.h"
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+namespace {
+
+struct StepLoss {
+  double loss = 0;  // mean over the trained tokens
+  int64_t trained_tokens = 0;
+};
+
+int64_t count_trained(const std::vector<TokenBatch>& batches) {
+  int64_t n = 0;
+  for (const TokenBatch& b : batches) {
+    for (int32_t target : b.targets) n += target >= 0;
+  }
+  return n;
+}
+
+std::vector<TokenBatch> next_batches(const Corpus& corpus, const BatchSpec& spec, int64_t accumulation,
+                                     int64_t first_sample) {
+  std::vector<TokenBatch> batches(static_cast<size_t>(accumulation));
+  for (TokenBatch& batch : batches) {
+    for (int64_t i = 0; i < spec.micro_sequences; ++i) append_sequence(batch, corpus.sample(first_sample++));
+  }
+  return batches;
+}
+
+// Forward and backward of one micro-batch; returns the sum of its token losses.
+double train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, const TokenBatch& batch) {
+  Queue& q = run.queue;
+  const TensorView logits = run.model.forward(pass, batch);
+  const auto b = run.model.token_buffers(batch.size());
+  fp4t::run(q, LogProbForward{.logits = logits,
+                              .targets = b.targets,
+                              .temperature = 1.0f,
+                              .top_p = 1.0f,
+                              .log_prob = b.log_prob,
+                              .lse = b.lse,
+                              .entropy = {}});
+  std::vector<float> log_prob(static_cast<size_t>(batch.size()));
+  q.copy_to_host(log_prob.data(), b.log_prob.data, b.log_prob.bytes());
+  const auto weight = static_cast<float>(pass.token_weight);
+  const std::vector<float> d_log_prob(log_prob.size(), -weight);
+  q.copy_from_host(b.d_log_prob.data, d_log_prob.data(), b.d_log_prob.bytes());
+  const bool z = spec.z_loss > 0;
+  if (z) {
+    fp4t::run(q, LinearCombination{.a = static_cast<float>(2 * spec.z_loss * pass.token_weight),
+                                   .x = b.lse,
+                                   .b = 0.0f,
+                                   .y = {},
+                                   .out = b.d_lse});
+  }
+  const TensorView dlogits = run.model.dlogits_buffer(batch.size());
+  fp4t::run(q, LogProbBackward{.logits = logits,
+                               .targets = b.targets,
+                               .temperature = 1.0f,
+                               .top_p = 1.0f,
+                               .lse = b.lse,
+                               .entropy = {},
+                               .d_log_prob = b.d_log_prob,
+                               .d_lse = z ? b.d_lse : TensorView{},
+                               .d_entropy = {},
+                               .dlogits = dlogits});
+  run.model.backward(pass, batch, dlogits);
+  double loss = 0;
+  for (size_t t = 0; t < log_prob.size(); ++t) {
+    if (batch.targets[t] >= 0) loss -= static_cast<double>(log_prob[t]);
+  }
+  return loss;
+}
+
+StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenBatch>& batches) {
+  StepLoss result;
+  result.trained_tokens = count_trained(batches);
+  run.model.zero_gradients();
+  if (result.trained_tokens == 0) {
+    run.console.warn("no token of this step is trained; its gradient is zero");
+    return result;
+  }
+  for (size_t m = 0; m < batches.size(); ++m) {
+    Pass pass = run.pass_for_training();
+    pass.token_weight = 1.0 / static_cast<double>(result.trained_tokens);
+    pass.sample_id =
+        static_cast<uint32_t>(run.state.next_sample + static_cast<int64_t>(m) * spec.batch.micro_sequences);
+    pass.measure_error = m == 0;
+    result.loss += train_micro_batch(run, spec, pass, batches[m]);
+    run.add_router_sums();
+  }
+  result.loss /= static_cast<double>(result.trained_tokens);
+  return result;
+}
+
+}  // namespace
+
+void run_pretrain(Run& run) {
+  const StagePlan& stage = run.stage();
+  const auto& spec = std::get<PretrainSpec>(stage.spec);
+  RunState& state = run.state;
+  const auto corpus = make_corpus(spec.data, spec.batch.length, run.plan.run.seed, *run.tokenizer);
+  run.console.line(corpus->describe());
+  const std::string key = "corpus." + std::to_string(state.stage);
+  if (state.texts.count(key) != 0 && state.texts[key] != corpus->fingerprint()) {
+    throw BadDataError(detail::concat("the data of stage '", stage.name,
+                                      "' is not what the checkpoint was made with: ", state.texts[key],
+                                      " then, ", corpus->fingerprint(), " now"));
+  }
+  if (state.texts.count(key) == 0) {
+    evaluate(run, corpus.get(), spec.data, spec.eval, "start");
+    state.texts[key] = corpus->fingerprint();
+  }
+  const int64_t sequences = spec.batch.tokens / spec.batch.length;
+  double speed_tokens = 0, speed_seconds = 0;
+  while (state.step < stage.steps) {
+    run.stop_if_requested();
+    const auto begin = std::chrono::steady_clock::now();
+    const double factor = schedule_factor(spec.schedule, state.step, stage.steps);
+    double& position = state.counters["stage_samples"];
+    const auto batches =
+        next_batches(*corpus, spec.batch, stage.accumulation, static_cast<int64_t>(position));
+    const StepLoss loss = accumulate(run, spec, batches);
+    run.add_operand_stats();
+    const double bad = run.model.take_nonfinite() + (std::isfinite(loss.loss) ? 0.0 : 1.0);
+    const StepReport report =
+        run.optimizer.step(spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), bad);
+    run.judge(report, spec.on_nonfinite, spec.max_skips);
+    if (report.applied) run.balance_experts();
+    position += static_cast<double>(sequences);
+    state.next_sample += sequences;
+    state.attempted_updates += 1;
+    state.step += 1;
+    state.counters["tokens"] += static_cast<double>(loss.trained_tokens);
+
+    MetricsRecord record;
+    record.numbers = {{"loss", loss.loss},
+                      {"grad_norm", report.gradient_norm},
+                      {"learning_rate", spec.optimizer.learning_rate * factor},
+                      {"clip_factor", report.clip_factor},
+                      {"applied", report.applied ? 1.0 : 0.0},
+                      {"nonfinite", report.nonfinite},
+                      {"trained_tokens", static_cast<double>(loss.trained_tokens)},
+                      {"tokens", state.counters["tokens"]}};
+    run.report_router(record, static_cast<double>(loss.trained_tokens));
+    run.report_operand_stats(record);
+    run.clear_sums();
+    run.write_metrics("step", record);
+
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    speed_tokens = 0.9 * speed_tokens + static_cast<double>(spec.batch.tokens);
+    speed_seconds = 0.9 * speed_seconds + seconds;
+    char line[240];
+    std::snprintf(line, sizeof(line), "%s step=%ld/%ld loss=%.4f grad_norm=%.3f lr=%.2e tok/s=%.0f eta=%s%s",
+                  stage.name.c_str(), static_cast<long>(state.step), static_cast<long>(stage.steps),
+                  loss.loss, report.gradient_norm, spec.optimizer.learning_rate * factor,
+                  speed_tokens / speed_seconds,
+                  duration_text(speed_seconds / speed_tokens * static_cast<double>(spec.batch.tokens) *
+                                static_cast<double>(stage.steps - state.step))
+                      .c_str(),
+                  report.applied ? "" : " SKIPPED");
+    run.console.line(line);
+    const bool last = state.step == stage.steps;
+    if (spec.eval.every > 0 && state.step % spec.eval.every == 0 && !last) {
+      evaluate(run, corpus.get(), spec.data, spec.eval, "");
+    }
+    if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);
+  }
+  evaluate(run, corpus.get(), spec.data, spec.eval, "end");
+}
+
+}  // namespace fp4t

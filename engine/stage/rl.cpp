@@ -1,0 +1,380 @@
+// The reinforcement learning loop: sample, reward, advantage, forward, backward, step, log, save. A step is
+// one rollout with all its updates; a checkpoint may fall between two updates, so everything that the rest
+// of the step needs lives in the run's state.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "engine/rl/policy.h"
+#include "engine/rl/sampler.h"
+#include "engine/stage/context.h"
+#include "engine/stage/evaluate.h"
+#include "engine/stage/rl_metrics.h"
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+namespace {
+
+// A micro-batch of completions: which rows of the batch score which completion token.
+struct ScoredBatch {
+  TokenBatch batch;
+  std::vector<int64_t> completions;  // indices into the rollout
+  std::vector<int64_t> first_row;    // of each completion's first scored row
+};
+
+void append_completion(ScoredBatch& out, const Rollout& rollout, int64_t index) {
+  const auto i = static_cast<size_t>(index);
+  const auto& prompt = rollout.prompts[i / static_cast<size_t>(rollout.samples_per_prompt)];
+  const auto& completion = rollout.completions[i];
+  TokenBatch& b = out.batch;
+  const auto begin = static_cast<int32_t>(b.size());
+  const size_t rows = prompt.size() + completion.size() - 1;  // the last token predicts nothing
+  for (size_t t = 0; t < rows; ++t) {
+    b.tokens.push_back(t < prompt.size() ? prompt[t] : completion[t - prompt.size()]);
+    const bool scored = t + 1 >= prompt.size();
+    b.targets.push_back(scored ? completion[t + 1 - prompt.size()] : -1);
+    b.positions.push_back(static_cast<int32_t>(t));
+    b.doc_begin.push_back(begin);
+  }
+  out.completions.push_back(index);
+  out.first_row.push_back(begin + static_cast<int64_t>(prompt.size()) - 1);
+}
+
+// Cuts a list of completions into micro-batches of at most `max_tokens` rows.
+std::vector<ScoredBatch> micro_batches(const Rollout& rollout, const std::vector<int64_t>& list,
+                                       int64_t max_tokens) {
+  std::vector<ScoredBatch> batches;
+  for (int64_t index : list) {
+    const auto i = static_cast<size_t>(index);
+    const auto rows =
+        static_cast<int64_t>(rollout.prompts[i / static_cast<size_t>(rollout.samples_per_prompt)].size() +
+                             rollout.completions[i].size() - 1);
+    FP4T_CHECK(rows <= max_tokens, "a completion of ", rows, " rows; micro_tokens is ", max_tokens);
+    if (batches.empty() || batches.back().batch.size() + rows > max_tokens) batches.emplace_back();
+    append_completion(batches.back(), rollout, index);
+  }
+  return batches;
+}
+
+// The log-probability op on the logits of the last forward; log-probabilities come back to the host.
+std::vector<float> score(Run& run, const RlSpec& spec, const TensorView& logits, const TokenBatch& batch,
+                         std::vector<float>* entropy) {
+  const auto b = run.model.token_buffers(batch.size());
+  fp4t::run(run.queue, LogProbForward{.logits = logits,
+                                      .targets = b.targets,
+                                      .temperature = static_cast<float>(spec.sampling.temperature),
+                                      .top_p = static_cast<float>(spec.sampling.top_p),
+                                      .log_prob = b.log_prob,
+                                      .lse = b.lse,
+                                      .entropy = entropy ? b.entropy : TensorView{}});
+  std::vector<float> log_prob(static_cast<size_t>(batch.size()));
+  run.queue.copy_to_host(log_prob.data(), b.log_prob.data, b.log_prob.bytes());
+  if (entropy) {
+    entropy->resize(log_prob.size());
+    run.queue.copy_to_host(entropy->data(), b.entropy.data, b.entropy.bytes());
+  }
+  return log_prob;
+}
+
+// Log-probabilities of every completion token under the present weights and the trainer's table.
+std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout,
+                                              bool monitor) {
+  std::vector<std::vector<float>> result(rollout.completions.size());
+  std::vector<int64_t> all(rollout.completions.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  bool first = true;
+  for (const ScoredBatch& m : micro_batches(rollout, all, spec.objective.micro_tokens)) {
+    Pass pass = run.pass_for_scoring();
+    pass.measure_error = monitor && first;
+    first = false;
+    std::vector<float> entropy;
+    const std::vector<float> log_prob =
+        score(run, spec, run.model.forward(pass, m.batch), m.batch, monitor ? &entropy : nullptr);
+    for (size_t c = 0; c < m.completions.size(); ++c) {
+      const auto i = static_cast<size_t>(m.completions[c]);
+      const auto begin = log_prob.begin() + m.first_row[c];
+      result[i].assign(begin, begin + static_cast<int64_t>(rollout.completions[i].size()));
+      for (size_t t = 0; monitor && t < rollout.completions[i].size(); ++t) {
+        run.add("entropy", static_cast<double>(entropy[static_cast<size_t>(m.first_row[c]) + t]));
+      }
+    }
+  }
+  return result;
+}
+
+// Swaps the policy's tensors with host memory.
+void exchange(Run& run, std::vector<std::vector<uint8_t>>& host) {
+  size_t k = 0;
+  for (const NamedTensor& t : run.policy_tensors()) {
+    std::vector<uint8_t> now(static_cast<size_t>(t.view.bytes()));
+    run.queue.copy_to_host(now.data(), t.view.data, t.view.bytes());
+    run.queue.copy_from_host(t.view.data, host[k].data(), t.view.bytes());
+    host[k++].swap(now);
+  }
+  run.model.params().refresh_copies(run.queue);
+  run.model.weights_changed();
+}
+
+std::vector<std::vector<float>> score_reference(Run& run, const RlSpec& spec, const Rollout& rollout) {
+  std::vector<std::vector<uint8_t>> host;
+  for (const NamedTensor& t : run.reference) {
+    host.emplace_back(static_cast<size_t>(t.view.bytes()));
+    run.queue.copy_to_host(host.back().data(), t.view.data, t.view.bytes());
+  }
+  exchange(run, host);
+  auto result = score_rollout(run, spec, rollout, false);
+  exchange(run, host);
+  return result;
+}
+
+void keep_reference(Run& run) {
+  const auto policy = run.policy_tensors();
+  for (size_t k = 0; k < run.reference.size(); ++k) {
+    std::vector<uint8_t> host(static_cast<size_t>(policy[k].view.bytes()));
+    run.queue.copy_to_host(host.data(), policy[k].view.data, policy[k].view.bytes());
+    run.queue.copy_from_host(run.reference[k].view.data, host.data(), policy[k].view.bytes());
+  }
+}
+
+void permute(std::vector<float>& rewards, uint64_t seed, int64_t step) {
+  const PhiloxKey key = site_key(seed, Purpose::kRewardPermutation, 0, 0, static_cast<uint32_t>(step), 0);
+  for (size_t i = rewards.size(); i > 1; --i) {
+    const PhiloxBits bits = site_draw(key, i);
+    std::swap(rewards[i - 1], rewards[(uint64_t{bits.word[0]} << 32 | bits.word[1]) % i]);
+  }
+}
+
+// Prompts, completions, rewards, advantages and the trainer's own log-probabilities of one step.
+Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
+  Rollout r;
+  r.samples_per_prompt = spec.sampling.samples;
+  GenerateOptions options;
+  options.temperature = spec.sampling.temperature;
+  options.top_p = spec.sampling.top_p;
+  options.max_tokens = spec.sampling.max_tokens;
+  options.max_batch = spec.sampling.max_batch;
+  for (const std::string& text : spec.sampling.end_tokens) {
+    options.end_tokens.push_back(run.tokenizer->single_token(text));
+  }
+  options.key = site_key(run.plan.run.seed, Purpose::kSampling, 0, 0,
+                         static_cast<uint32_t>(run.state.attempted_updates), 0);
+  options.progress = [&run](int64_t done, int64_t total) {
+    run.console.status(detail::concat("sampling ", done, "/", total));
+    run.stop_if_requested();
+  };
+  std::vector<GenerateRequest> requests;
+  for (int64_t p = 0; p < spec.sampling.prompts; ++p) {
+    r.problems.push_back(task.training(run.plan.run.seed, run.state.step * spec.sampling.prompts + p));
+    r.prompts.push_back(run.tokenizer->encode(r.problems.back().prompt));
+    for (int64_t s = 0; s < spec.sampling.samples; ++s) {
+      requests.push_back({r.prompts.back(), run.state.next_sample + static_cast<int64_t>(requests.size())});
+    }
+  }
+  std::vector<Completion> completions = generate(run.model, run.pass_for_sampling(), requests, options);
+  for (size_t i = 0; i < completions.size(); ++i) {
+    Completion& c = completions[i];
+    std::vector<int32_t> tokens = c.tokens;
+    if (c.finished) tokens.pop_back();
+    const Problem& problem = r.problems[i / static_cast<size_t>(r.samples_per_prompt)];
+    const Verdict verdict = task.verify(problem, run.tokenizer->decode(tokens), c.finished);
+    r.verdicts.push_back(static_cast<uint8_t>(verdict));
+    r.rewards.push_back(verdict == Verdict::kRight ? 1.0f : 0.0f);
+    r.finished.push_back(c.finished);
+    r.completions.push_back(std::move(c.tokens));
+    r.log_probs.push_back(std::move(c.log_probs));
+  }
+  if (spec.task.permute_rewards) permute(r.rewards, run.plan.run.seed, run.state.step);
+  r.advantages = group_advantages(r.rewards, r.samples_per_prompt, spec.objective.normalise_std);
+  r.old_log_probs = score_rollout(run, spec, r, true);
+  if (spec.objective.kl > 0) r.reference_log_probs = score_reference(run, spec, r);
+  r.check();
+  return r;
+}
+
+struct Normaliser {
+  double tokens = 0, sequences = 0;
+  // Weight of one token of completion i in the mean loss of an update.
+  double weight(const ObjectiveSpec& spec, size_t completion_tokens) const {
+    if (spec.average == "sequence") return 1.0 / (sequences * static_cast<double>(completion_tokens));
+    return 1.0 / tokens;
+  }
+};
+
+// Objective of one micro-batch on the host, then its backward.
+void train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m, const Normaliser& normaliser) {
+  const Rollout& r = run.state.rollout;
+  Pass pass = run.pass_for_training();
+  pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
+  pass.token_weight = 1.0 / normaliser.tokens;
+  const TensorView logits = run.model.forward(pass, m.batch);
+  const std::vector<float> log_prob = score(run, spec, logits, m.batch, nullptr);
+  std::vector<float> slope(log_prob.size(), 0.0f);
+  double loss = 0;
+  for (size_t c = 0; c < m.completions.size(); ++c) {
+    const auto i = static_cast<size_t>(m.completions[c]);
+    const size_t n = r.completions[i].size();
+    const double weight = normaliser.weight(spec.objective, n);
+    for (size_t t = 0; t < n; ++t) {
+      const size_t row = static_cast<size_t>(m.first_row[c]) + t;
+      const float reference = r.reference_log_probs.empty() ? 0.0f : r.reference_log_probs[i][t];
+      const TokenObjective o =
+          grpo_token(log_prob[row], r.old_log_probs[i][t], reference, r.advantages[i], spec.objective);
+      loss += static_cast<double>(o.loss) * weight;
+      slope[row] = static_cast<float>(static_cast<double>(o.d_log_prob) * weight);
+      run.add("clipped", o.clipped);
+      run.add("scored", 1);
+    }
+  }
+  run.add("loss", loss);
+  const auto b = run.model.token_buffers(m.batch.size());
+  run.queue.copy_from_host(b.d_log_prob.data, slope.data(), b.d_log_prob.bytes());
+  const TensorView dlogits = run.model.dlogits_buffer(m.batch.size());
+  fp4t::run(run.queue, LogProbBackward{.logits = logits,
+                                       .targets = b.targets,
+                                       .temperature = static_cast<float>(spec.sampling.temperature),
+                                       .top_p = static_cast<float>(spec.sampling.top_p),
+                                       .lse = b.lse,
+                                       .entropy = {},
+                                       .d_log_prob = b.d_log_prob,
+                                       .d_lse = {},
+                                       .d_entropy = {},
+                                       .dlogits = dlogits});
+  run.model.backward(pass, m.batch, dlogits);
+  run.add_router_sums();
+}
+
+// One optimizer update on a list of completions; an empty list is no update but counts as attempted.
+void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int64_t total_updates) {
+  RunState& state = run.state;
+  const Rollout& r = state.rollout;
+  if (!list.empty()) {
+    Normaliser normaliser;
+    for (int64_t i : list)
+      normaliser.tokens += static_cast<double>(r.completions[static_cast<size_t>(i)].size());
+    normaliser.sequences = static_cast<double>(list.size());
+    run.model.zero_gradients();
+    for (const ScoredBatch& m : micro_batches(r, list, spec.objective.micro_tokens)) {
+      train_micro_batch(run, spec, m, normaliser);
+    }
+    const int64_t index = state.step * run.stage().updates_per_step + state.update;
+    const double factor = schedule_factor(spec.schedule, index, total_updates);
+    const StepReport report = run.optimizer.step(
+        spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), run.model.take_nonfinite());
+    run.judge(report, spec.on_nonfinite, spec.max_skips);
+    run.add("updates", 1);
+    run.add("grad_norm", report.gradient_norm);
+    run.add("applied", report.applied);
+    state.counters["rl_learning_rate"] = spec.optimizer.learning_rate * factor;
+  }
+  state.attempted_updates += 1;
+  state.update += 1;
+}
+
+void begin_step(Run& run, const RlSpec& spec, const Task& task) {
+  Rollout rollout = sample_rollout(run, spec, task);
+  run.model.take_router_sums();  // of scoring: not part of the training load
+  run.add_operand_stats();
+  run.state.rollout = std::move(rollout);
+  double& least = run.state.counters["logprob_equal_fraction_min"];
+  const double equal = equal_fraction(run.state.rollout);
+  least = run.state.counters.count("logprob_compared") ? std::min(least, equal) : equal;
+  run.state.counters["logprob_compared"] = 1;
+}
+
+void end_step(Run& run, const RlSpec& spec) {
+  RunState& state = run.state;
+  if (run.sum("applied") > 0) run.balance_experts();
+  MetricsRecord record = rollout_metrics(state.rollout, spec.sampling.max_tokens);
+  const double updates = std::max(1.0, run.sum("updates"));
+  record.numbers.insert(record.numbers.end(),
+                        {{"loss", run.sum("loss") / updates},
+                         {"grad_norm", run.sum("grad_norm") / updates},
+                         {"learning_rate", state.counters["rl_learning_rate"]},
+                         {"clip_fraction", run.sum("clipped") / std::max(1.0, run.sum("scored"))},
+                         {"entropy", run.sum("entropy") / std::max(1.0, figure(record, "completion_tokens"))},
+                         {"updates", run.sum("updates")},
+                         {"applied", run.sum("applied")}});
+  run.report_router(record, run.sum("scored"));
+  run.report_operand_stats(record);
+  run.clear_sums();
+  state.next_sample += state.rollout.size();
+  state.step += 1;
+  state.update = 0;
+  const bool no_signal = figure(record, "zero_variance_groups") == 1.0 || figure(record, "truncated") == 1.0;
+  double& silent = state.counters["steps_without_signal"];
+  silent = no_signal ? silent + 1 : 0;
+  state.rollout = {};
+  run.write_metrics("step", record);
+  if (silent > 0 && std::fmod(silent, 20.0) == 0) {
+    run.console.warn(detail::concat(silent,
+                                    " steps in a row without any learning signal: every group has equal "
+                                    "rewards, or every completion is cut at sampling.max_tokens"));
+  }
+}
+
+void print_step(Run& run, const Rollout& r, double seconds, double seconds_a_step) {
+  const auto reward = mean_reward(r);
+  char line[256];
+  std::snprintf(
+      line, sizeof(line),
+      "%s step=%ld/%ld reward=%.4f grad_norm=%.3f lr=%.2e logprob_equal=%.4f tok/s=%.0f eta=%s",
+      run.stage().name.c_str(), static_cast<long>(run.state.step + 1), static_cast<long>(run.stage().steps),
+      reward, run.sum("grad_norm") / std::max(1.0, run.sum("updates")),
+      run.state.counters["rl_learning_rate"], equal_fraction(r),
+      static_cast<double>(completion_tokens(r)) / std::max(seconds, 1e-9),
+      duration_text(seconds_a_step * static_cast<double>(run.stage().steps - run.state.step - 1)).c_str());
+  run.console.line(line);
+}
+
+}  // namespace
+
+void run_rl(Run& run) {
+  const StagePlan& stage = run.stage();
+  const auto& spec = std::get<RlSpec>(stage.spec);
+  RunState& state = run.state;
+  const std::unique_ptr<Task> task = make_task(spec.task);
+  const PretrainSpec* before = nullptr;  // held-out text keeps being measured in RL
+  for (int64_t i = 0; i < state.stage; ++i) {
+    before = std::get_if<PretrainSpec>(&run.plan.stages[static_cast<size_t>(i)].spec);
+  }
+  std::unique_ptr<Corpus> corpus;
+  if (before) corpus = make_corpus(before->data, before->batch.length, run.plan.run.seed, *run.tokenizer);
+  const std::vector<DataSourceSpec> sources = before ? before->data : std::vector<DataSourceSpec>{};
+  const std::string key = "task." + std::to_string(state.stage);
+  if (state.texts.count(key) == 0) {
+    keep_reference(run);
+    evaluate(run, corpus.get(), sources, spec.eval, "start");
+    state.texts[key] = task->held_out_hash();
+  }
+  const int64_t total_updates = stage.steps * stage.updates_per_step;
+  double seconds_a_step = 0;
+  while (state.step < stage.steps) {
+    run.stop_if_requested();
+    const auto begin = std::chrono::steady_clock::now();
+    if (state.update == 0) begin_step(run, spec, *task);
+    const auto lists = mini_batches(state.rollout, spec.objective, run.plan.run.seed, state.step);
+    while (state.update < static_cast<int64_t>(lists.size())) {
+      update(run, spec, lists[static_cast<size_t>(state.update)], total_updates);
+      const bool inside = state.update < static_cast<int64_t>(lists.size());
+      const int64_t every = spec.checkpoint.every_updates;
+      if (inside) run.stop_if_requested();
+      if (inside && every > 0 && (state.step * stage.updates_per_step + state.update) % every == 0)
+        run.save(false);
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    seconds_a_step = seconds_a_step == 0 ? seconds : 0.9 * seconds_a_step + 0.1 * seconds;
+    print_step(run, state.rollout, seconds, seconds_a_step);
+    end_step(run, spec);
+    const bool last = state.step == stage.steps;
+    if (spec.eval.every > 0 && state.step % spec.eval.every == 0 && !last) {
+      evaluate(run, corpus.get(), sources, spec.eval, "");
+    }
+    if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);
+  }
+  evaluate(run, corpus.get(), sources, spec.eval, "end");
+}
+
+}  // namespace fp4t

@@ -1,0 +1,114 @@
+#include "engine/stage/rl_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof(float)) == 0; }
+
+struct Lengths {
+  double sum = 0, least = 0, most = 0, count = 0;
+  void add(double n) {
+    least = count == 0 ? n : std::min(least, n);
+    most = std::max(most, n);
+    sum += n;
+    count += 1;
+  }
+  double mean() const { return count > 0 ? sum / count : 0.0; }
+};
+
+void add_lengths(MetricsRecord& record, const Rollout& r) {
+  Lengths finished, cut;
+  for (size_t i = 0; i < r.completions.size(); ++i) {
+    (r.finished[i] ? finished : cut).add(static_cast<double>(r.completions[i].size()));
+  }
+  record.numbers.insert(record.numbers.end(),
+                        {{"truncated", cut.count / std::max(1.0, cut.count + finished.count)},
+                         {"length_finished_min", finished.least},
+                         {"length_finished_mean", finished.mean()},
+                         {"length_finished_max", finished.most},
+                         {"length_truncated_mean", cut.mean()}});
+}
+
+void add_log_probs(MetricsRecord& record, const Rollout& r) {
+  double mean = 0, most = 0, kl = 0, n = 0;
+  for (size_t i = 0; i < r.completions.size(); ++i) {
+    for (size_t t = 0; t < r.completions[i].size(); ++t) {
+      const double d = static_cast<double>(r.old_log_probs[i][t]) - static_cast<double>(r.log_probs[i][t]);
+      mean += std::abs(d);
+      most = std::max(most, std::abs(d));
+      kl += std::expm1(d) - d;
+      n += 1;
+    }
+  }
+  n = std::max(n, 1.0);
+  record.numbers.insert(record.numbers.end(), {{"logprob_equal_fraction", equal_fraction(r)},
+                                               {"logprob_difference_mean", mean / n},
+                                               {"logprob_difference_max", most},
+                                               {"generation_kl", kl / n}});
+}
+
+}  // namespace
+
+double mean_reward(const Rollout& r) {
+  double sum = 0;
+  for (float x : r.rewards) sum += static_cast<double>(x);
+  return sum / std::max(1.0, static_cast<double>(r.rewards.size()));
+}
+
+int64_t completion_tokens(const Rollout& r) {
+  int64_t n = 0;
+  for (const auto& c : r.completions) n += static_cast<int64_t>(c.size());
+  return n;
+}
+
+double equal_fraction(const Rollout& r) {
+  double equal = 0;
+  for (size_t i = 0; i < r.completions.size(); ++i) {
+    for (size_t t = 0; t < r.completions[i].size(); ++t) {
+      equal += same_bits(r.log_probs[i][t], r.old_log_probs[i][t]);
+    }
+  }
+  return equal / std::max(1.0, static_cast<double>(completion_tokens(r)));
+}
+
+MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens) {
+  FP4T_CHECK(max_tokens >= 1, "max_tokens ", max_tokens);
+  MetricsRecord record;
+  const double mean = mean_reward(r);
+  double squares = 0, unverifiable = 0, flat = 0;
+  for (size_t i = 0; i < r.rewards.size(); ++i) {
+    squares += (static_cast<double>(r.rewards[i]) - mean) * (static_cast<double>(r.rewards[i]) - mean);
+    unverifiable += r.verdicts[i] == static_cast<uint8_t>(Verdict::kUnverifiable);
+  }
+  const auto n = static_cast<size_t>(r.samples_per_prompt);
+  for (size_t g = 0; g + n <= r.rewards.size(); g += n) {
+    flat += std::all_of(r.rewards.begin() + static_cast<int64_t>(g),
+                        r.rewards.begin() + static_cast<int64_t>(g + n),
+                        [&](float x) { return x == r.rewards[g]; });
+  }
+  const double count = std::max(1.0, static_cast<double>(r.rewards.size()));
+  record.numbers = {{"reward", mean},
+                    {"reward_std", std::sqrt(squares / count)},
+                    {"zero_variance_groups", flat / std::max(1.0, static_cast<double>(r.problems.size()))},
+                    {"unverifiable", unverifiable / count},
+                    {"completion_tokens", static_cast<double>(completion_tokens(r))}};
+  add_lengths(record, r);
+  add_log_probs(record, r);
+  return record;
+}
+
+double figure(const MetricsRecord& record, const std::string& name) {
+  for (const auto& [key, value] : record.numbers) {
+    if (key == name) return value;
+  }
+  throw InternalError("no figure " + name + " in the record");
+}
+
+}  // namespace fp4t

@@ -1,0 +1,20 @@
+// Figures of a rollout, all computed from the rollout alone. Names follow NUMERICS.md section 3.4.
+#pragma once
+
+#include <string>
+
+#include "engine/metrics/metrics.h"
+#include "engine/tokens/rollout.h"
+
+namespace fp4t {
+
+double mean_reward(const Rollout& r);
+int64_t completion_tokens(const Rollout& r);
+// Fraction of completion tokens whose sampler and trainer log-probabilities are equal bit for bit.
+double equal_fraction(const Rollout& r);
+// Reward, group, length and log-probability figures. Lengths by status do not depend on what is trained.
+MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens);
+// A number of a record by name; throws InternalError when it is not there.
+double figure(const MetricsRecord& record, const std::string& name);
+
+}  // namespace fp4t
