@@ -56,10 +56,18 @@ struct Plan {
 };
 
 // Throws RecipeError with every problem at once.
-Plan make_plan(const Recipe& recipe, const Machine& machine);
+// `span_steps`: steps by stage that percentages in precision rules refer to, as a checkpoint recorded them
+// (a longer run does not move a switch); empty: each stage's own steps.
+Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps);
+
+// Sizes a plan for generation alone: one forward of a prompt, `samples` sequences of `length` positions.
+void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int64_t samples);
 
 // The text that `fp4train plan` prints: model, precision table, equality, parameters, memory, FLOPs a
 // token, tokens, steps, checkpoint size.
 std::string describe(const Plan& plan);
+
+// The same facts as JSON for the report; keys in engine/plan/README.md.
+std::string plan_json(const Plan& plan);
 
 }  // namespace fp4t

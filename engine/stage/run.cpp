@@ -66,6 +66,15 @@ void finish(Run& run) {
 
 }  // namespace
 
+void refuse_unserved_launch() {
+  std::string variable;
+  const int processes = launched_processes(&variable);
+  if (processes > 1) {
+    throw RecipeError(detail::concat("the launcher started ", processes, " processes (", variable,
+                                     "), but this build trains on one rank; start one process"));
+  }
+}
+
 void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
                 const ResumePoint& resume) {
   install_stop_handlers();
@@ -81,14 +90,20 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
     const auto& optimizer =
         std::visit([](const auto& s) -> const OptimizerSpec& { return s.optimizer; }, stage.spec);
     if (state.step == 0 && state.update == 0 && optimizer.state == "fresh") run.optimizer.reset();
-    if (stage.is_rl) {
-      run_rl(run);
-    } else {
-      run_pretrain(run);
+    // A finished stage stays finished; with more steps (an accepted change) it goes on.
+    std::string& done = state.texts["done." + std::to_string(state.stage)];
+    const bool already = done == std::to_string(stage.steps);
+    if (!already) {
+      if (stage.is_rl) {
+        run_rl(run);
+      } else {
+        run_pretrain(run);
+      }
+      done = std::to_string(stage.steps);
     }
     if (state.stage + 1 == count) {
       // The last state stays that of the finished stage: a longer recipe continues it.
-      run.save(true);
+      if (!already) run.save(true);
       break;
     }
     state.stage += 1;

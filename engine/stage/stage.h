@@ -12,6 +12,10 @@
 
 namespace fp4t {
 
+// Throws RecipeError when a launcher started several processes: every one would run the same job, since
+// this build trains on one rank.
+void refuse_unserved_launch();
+
 struct RunOptions {
   bool accept_changes = false;  // course keys may differ from the checkpoint's
   std::string command_line;     // for the header

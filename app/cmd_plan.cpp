@@ -1,0 +1,16 @@
+#include <cstdio>
+
+#include "app/command.h"
+#include "engine/plan/plan.h"
+#include "engine/recipe/load.h"
+
+namespace fp4t {
+
+int cmd_plan(const AppOptions& options) {
+  const Recipe recipe = load_recipe(options.recipe.config, options.recipe.overrides).recipe;
+  const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
+  std::fputs(describe(make_plan(recipe, machine, {})).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace fp4t

@@ -1,0 +1,16 @@
+#include <cstdio>
+
+#include "app/command.h"
+#include "engine/stage/selfcheck.h"
+
+namespace fp4t {
+
+int cmd_selfcheck(const AppOptions& options) {
+  Queue queue = Queue::cpu(probe_machine("cpu", 0).num_threads);
+  const GoldenResult result = check_golden(queue, options.golden);
+  for (const std::string& failure : result.failures) std::printf("%s\n", failure.c_str());
+  std::printf("%ld cases, %ld equal\n", static_cast<long>(result.cases), static_cast<long>(result.equal));
+  return result.cases > 0 && result.cases == result.equal ? 0 : 1;
+}
+
+}  // namespace fp4t

@@ -1,0 +1,21 @@
+#include "app/command.h"
+#include "engine/recipe/load.h"
+#include "engine/stage/stage.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+int cmd_train(const AppOptions& options) {
+  const Recipe recipe = load_recipe(options.recipe.config, options.recipe.overrides).recipe;
+  refuse_unserved_launch();
+  const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
+  const RunLock lock(recipe.run.dir);
+  const ResumePoint resume = find_resume(recipe.run);
+  const Plan plan = make_plan(recipe, machine, resume.span_steps);
+  Queue queue = machine.backend == Backend::kCuda ? Queue::cuda(0) : Queue::cpu(machine.num_threads);
+  const auto comm = make_single();
+  run_stages(queue, *comm, plan, {options.accept_changes, options.command_line}, resume);
+  return 0;
+}
+
+}  // namespace fp4t

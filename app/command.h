@@ -1,0 +1,43 @@
+// A command of the binary: a word, what it does, its options, its body. One file a command; no logic here.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace fp4t {
+
+// Options that every command which reads a recipe has.
+struct RecipeOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+
+struct AppOptions {
+  RecipeOptions recipe;
+  bool dry_run = false;
+  bool accept_changes = false;
+  std::string command_line;
+  std::string checkpoint;    // inspect, generate
+  bool verify = false;       // inspect
+  std::string prompt;        // generate
+  int64_t max_tokens = 128;  // generate
+  double temperature = 1.0;  // generate
+  double top_p = 1.0;        // generate
+  uint64_t seed = 1;         // generate
+  int64_t samples = 1;       // generate
+  std::string golden;        // selfcheck
+  std::string run_dir;       // report
+};
+
+int cmd_train(const AppOptions& options);
+int cmd_validate(const AppOptions& options);
+int cmd_print_config(const AppOptions& options);
+int cmd_plan(const AppOptions& options);
+int cmd_schema(const AppOptions& options);
+int cmd_inspect(const AppOptions& options);
+int cmd_generate(const AppOptions& options);
+int cmd_selfcheck(const AppOptions& options);
+int cmd_report(const AppOptions& options);
+
+}  // namespace fp4t

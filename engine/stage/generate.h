@@ -1,0 +1,23 @@
+// Text from a checkpoint: the recipe inside it, its rl.sampler table, its weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp4t {
+
+struct TextRequest {
+  std::string checkpoint;
+  std::string prompt;
+  int64_t max_tokens = 128;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  uint64_t seed = 1;
+  int64_t samples = 1;
+};
+
+// Continuations, the prompt left out; they end at <eod> or max_tokens.
+std::vector<std::string> generate_text(const TextRequest& request);
+
+}  // namespace fp4t
