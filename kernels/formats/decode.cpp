@@ -1,6 +1,7 @@
 #include "kernels/formats/decode.h"
 
-#include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "kernels/base/check.h"
 #include "kernels/formats/e2m1.h"
@@ -11,17 +12,6 @@ namespace fp4t {
 
 namespace {
 
-// Two E2M1 values a byte, low nibble first: one 8-byte load instead of two conversions.
-struct PairTable {
-  alignas(64) float value[256][2];
-  PairTable() {
-    for (uint32_t b = 0; b < 256; ++b) {
-      value[b][0] = e2m1_value(b);
-      value[b][1] = e2m1_value(b >> 4);
-    }
-  }
-};
-
 struct E4m3Table {
   alignas(64) float value[256];
   E4m3Table() {
@@ -29,18 +19,45 @@ struct E4m3Table {
   }
 };
 
-const PairTable& pair_table() {
-  static const PairTable table;
-  return table;
-}
-
 const E4m3Table& e4m3_table() {
   static const E4m3Table table;
   return table;
 }
 
+typedef uint32_t Bits8 __attribute__((vector_size(32)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+typedef float Floats8 __attribute__((vector_size(32)));
+
+// e2m1_value of the eight codes in four bytes, times s.
+void decode_eight_e2m1(const uint8_t* codes, float s, float* out) {
+  uint32_t packed;
+  std::memcpy(&packed, codes, sizeof packed);  // little-endian: the first code is lowest
+  const Bits8 shift = {0, 4, 8, 12, 16, 20, 24, 28};
+  const Bits8 code = (Bits8{} + packed) >> shift;
+  const Bits8 m = code & 7u;
+  const Bits8 half = (m == 1u) & (Bits8{} + 0x3F000000u);
+  const Bits8 magnitude = m > 1u ? (m << 22) + 0x3F000000u : half;
+  const Bits8 bits = magnitude | (code & 8u) << 28;
+  const Floats8 value = std::bit_cast<Floats8>(bits) * s;
+  std::memcpy(out, &value, sizeof value);
+}
+
+// e4m3_value of eight codes, times s.
+void decode_eight_e4m3(const uint8_t* codes, float s, float* out) {
+  uint32_t widened[8];
+  for (int i = 0; i < 8; ++i) widened[i] = codes[i];
+  Bits8 code;
+  std::memcpy(&code, widened, sizeof code);
+  const Bits8 m = code & 0x7Fu;
+  const Floats8 small = __builtin_convertvector(std::bit_cast<Ints8>(m), Floats8) * 0x1p-9f;
+  const Bits8 finite = m < 8u ? std::bit_cast<Bits8>(small) : (m << 20) + (120u << 23);
+  const Bits8 magnitude = m == 0x7Fu ? Bits8{} + 0x7FC00000u : finite;
+  const Bits8 bits = magnitude | (code & 0x80u) << 24;
+  const Floats8 value = std::bit_cast<Floats8>(bits) * s;
+  std::memcpy(out, &value, sizeof value);
+}
+
 void decode_nvfp4(const uint8_t* codes, const uint8_t* scales, int64_t begin, int64_t count, float* out) {
-  const PairTable& pairs = pair_table();
   const E4m3Table& e4m3 = e4m3_table();
   const int64_t end = begin + count;
   int64_t i = begin;
@@ -48,26 +65,29 @@ void decode_nvfp4(const uint8_t* codes, const uint8_t* scales, int64_t begin, in
     const float s = e4m3.value[scales[i / 16]];
     float* o = out + (i - begin);
     if (i % 16 == 0 && i + 16 <= end) {
-      const uint8_t* c = codes + i / 2;
-      for (int k = 0; k < 8; ++k) {
-        o[2 * k] = pairs.value[c[k]][0] * s;
-        o[2 * k + 1] = pairs.value[c[k]][1] * s;
-      }
+      decode_eight_e2m1(codes + i / 2, s, o);
+      decode_eight_e2m1(codes + i / 2 + 4, s, o + 8);
       i += 16;
     } else {
-      *o = pairs.value[codes[i / 2]][i % 2] * s;
+      *o = e2m1_value(static_cast<uint32_t>(codes[i / 2] >> (i % 2 * 4))) * s;
       ++i;
     }
   }
 }
 
 void decode_mxfp8(const uint8_t* codes, const uint8_t* scales, int64_t begin, int64_t count, float* out) {
-  const E4m3Table& e4m3 = e4m3_table();
   const int64_t end = begin + count;
-  for (int64_t i = begin; i < end;) {
-    const int64_t stop = std::min(end, (i / 32 + 1) * 32);
+  int64_t i = begin;
+  while (i < end) {
     const float s = e8m0_value(scales[i / 32]);
-    for (; i < stop; ++i) out[i - begin] = e4m3.value[codes[i]] * s;
+    float* o = out + (i - begin);
+    if (i % 32 == 0 && i + 32 <= end) {
+      for (int64_t k = 0; k < 32; k += 8) decode_eight_e4m3(codes + i + k, s, o + k);
+      i += 32;
+    } else {
+      *o = e4m3_value(codes[i]) * s;
+      ++i;
+    }
   }
 }
 

@@ -70,6 +70,20 @@ TEST(Decode, any_range_of_a_row_equals_its_codes) {
   }
 }
 
+TEST(Decode, every_code_gives_the_bits_of_its_value) {
+  for (const Format format : {Format::kNvfp4, Format::kMxfp8}) {
+    const QuantSpec spec{.format = format};
+    RandomCodes r(spec, GroupAxis::kRows, 1, 1, format == Format::kNvfp4 ? 512 : 256);
+    for (size_t i = 0; i < r.codes.size(); ++i) r.codes[i] = static_cast<uint8_t>(i);
+    std::vector<float> out(static_cast<size_t>(r.view.cols));
+    decode_row(r.view, 0, 0, r.view.cols, out.data());
+    for (int64_t i = 0; i < r.view.cols; ++i) {
+      ASSERT_EQ(bits_of(out[static_cast<size_t>(i)]), bits_of(r.value(0, r.view.cols, 0, i)))
+          << describe(spec) << " col " << i;
+    }
+  }
+}
+
 TEST(Decode, groups_along_the_contraction_are_matrices_of_their_own) {
   const std::vector<int32_t> offsets = {0, 5, 5, 69, 102};
   for (const QuantSpec& spec : specs()) {
