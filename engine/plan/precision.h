@@ -106,14 +106,43 @@ struct StagePrecision {
 
 // Whether a forward cell gives a row the same bits in any batch (NUMERICS.md 0.0, "Row-invariant").
 bool row_invariant(const ForwardCell& cell);
+// Why it does not; "" when it does.
+std::string row_variance(const ForwardCell& cell);
 
 // Whether sampler and trainer agree bit for bit over a stage: "" when yes, else the first cell and why.
 std::string equality_obstacle(const StagePrecision& p, const ModelSpec& model);
 
-// Matches the rules. Throws RecipeError (all errors at once) for illegal cells, rules that never win,
-// and cells that the machine cannot compute as written.
+// What a stage asks of the tables.
+struct StageShape {
+  bool is_rl = false;
+  int64_t steps = 0;
+  // Steps that percentages in `steps` matchers refer to; 0: `steps`. A run that was made longer keeps the
+  // value of its first plan, so that no switch moves (DESIGN.md section 4).
+  int64_t percent_steps = 0;
+};
+
+// Matches the rules of all stages of a run. Throws RecipeError (all errors at once) for matchers that
+// cannot be read, illegal cells, fp32 in some cells but not all, and recipe rules that never win a cell in
+// any stage. Tables that no stage uses are checked too, over 10000 steps or twice the largest they name.
+std::vector<StagePrecision> resolve_precision(const PrecisionSpec& spec, const ModelSpec& model,
+                                              const std::vector<StageShape>& stages);
+
+// The same for a run of one stage.
 StagePrecision resolve_precision(const PrecisionSpec& spec, const ModelSpec& model, bool is_rl,
                                  int64_t steps);
+
+// One cell with its place, over the steps [begin, end).
+struct CellRow {
+  Table table;
+  int64_t begin, end;
+  int64_t layer;  // -1: outside the layers
+  Module module;
+  GemmRole gemm;  // of modules with GEMMs, like `operand`
+  OperandRole operand;
+  QuantSpec spec;
+};
+// Every cell that the model has, in a fixed order: tables, spans, modules, GEMMs, operands, layers.
+std::vector<CellRow> list_cells(const StagePrecision& p, const ModelSpec& model, bool is_rl);
 
 // The table as text: runs of equal cells in one line each.
 std::string describe(const StagePrecision& p, const ModelSpec& model, bool is_rl);
