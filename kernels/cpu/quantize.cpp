@@ -2,6 +2,7 @@
 // by size alone, sums are taken in the order of the cuts, so the thread count changes nothing.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <vector>
 
 #include "kernels/base/numeric.h"
@@ -116,6 +117,35 @@ struct Scan {
   int64_t non_finite = 0;
 };
 
+// Largest magnitude of a row; adds its non-finite values to the count.
+uint16_t scan_row(const uint16_t* x, int64_t cols, int64_t& non_finite) {
+  constexpr int kWidth = 16;
+  constexpr int64_t kSpan = int64_t{kWidth} << 14;  // a 16-bit counter cannot overflow in it
+  typedef int16_t I16 __attribute__((vector_size(2 * kWidth)));
+  int16_t amax[kWidth] = {};
+  for (int64_t begin = 0; begin < cols; begin += kSpan) {
+    const int64_t end = std::min(cols, begin + kSpan);
+    I16 top = {}, count = {};
+    for (int64_t c = begin; c < end; c += kWidth) {
+      I16 bits = {};
+      if (c + kWidth <= end) {
+        std::memcpy(&bits, x + c, sizeof(bits));
+      } else {
+        std::memcpy(&bits, x + c, static_cast<size_t>(end - c) * 2);
+      }
+      const I16 a = bits & int16_t{0x7FFF};
+      const I16 number = a & (a <= int16_t{0x7F80});  // NaN counts as 0
+      top = number > top ? number : top;
+      count -= a >= int16_t{0x7F80};  // a true comparison is -1
+    }
+    for (int i = 0; i < kWidth; ++i) {
+      amax[i] = std::max<int16_t>(amax[i], top[i]);
+      non_finite += count[i];
+    }
+  }
+  return static_cast<uint16_t>(*std::max_element(amax, amax + kWidth));
+}
+
 Scan scan_input(Queue& queue, const TensorView& x) {
   Scan scan;
   const int64_t rows = x.dim(0), cols = x.dim(1);
@@ -126,20 +156,7 @@ Scan scan_input(Queue& queue, const TensorView& x) {
   parallel_for(queue, rows, chunk, [&](int64_t begin, int64_t end) {
     int64_t non_finite = 0;
     for (int64_t r = begin; r < end; ++r) {
-      uint16_t amax = 0;
-      for (int64_t c0 = 0; c0 < cols; c0 += 4096) {  // 16-bit counters cannot overflow in a span
-        const int64_t span = std::min<int64_t>(4096, cols - c0);
-        const uint16_t* p = data + r * cols + c0;
-        uint16_t count = 0;
-        for (int64_t c = 0; c < span; ++c) {
-          const uint16_t a = p[c] & uint16_t{0x7FFF};
-          const uint16_t number = a > 0x7F80 ? uint16_t{0} : a;
-          amax = number > amax ? number : amax;
-          count = static_cast<uint16_t>(count + (a >= 0x7F80 ? 1 : 0));
-        }
-        non_finite += count;
-      }
-      scan.row_amax[static_cast<size_t>(r)] = amax;
+      scan.row_amax[static_cast<size_t>(r)] = scan_row(data + r * cols, cols, non_finite);
     }
     total += non_finite;
   });

@@ -16,11 +16,11 @@ void count_block(const Lanes* v, const LaneBits* code, const Lanes& factor, bool
                  QuantCounts& counts) {
   LaneBits flushed = {}, clipped = {};
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const uint32_t nonzero = (bits_of(v[i][l]) & 0x7FFFFFFFu) != 0u ? 1u : 0u;
       flushed[l] += nonzero & ((code[i][l] & 0x7Fu) == 0u ? 1u : 0u);
       clipped[l] += std::fabs(v[i][l] * factor[l]) > kE4m3Max ? 1u : 0u;
-    }
+    });
   }
   for (int l = 0; l < kLanes; ++l) {
     counts.flushed += flushed[l];
@@ -56,27 +56,27 @@ void code_tile_mxfp8(const CoderSettings& settings, const Region& region, int64_
     const Lanes* v = tile.v + b * kBlock;
     alignas(64) Lanes amax = {};
     for (int i = 0; i < kBlock; ++i) {
-      for (int l = 0; l < kLanes; ++l) {
+      for_lanes([&](int l) {
         const float a = std::fabs(v[i][l]);
         amax[l] = a > amax[l] ? a : amax[l];
-      }
+      });
     }
     alignas(64) LaneBits scale;
     alignas(64) Lanes factor;
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       scale[l] = mxfp8_block_scale(amax[l]);
       factor[l] = mxfp8_encode_factor(scale[l]);
-    }
+    });
     alignas(64) LaneBits code[kBlock];
     for (int i = 0; i < kBlock; ++i) {
-      for (int l = 0; l < kLanes; ++l) code[i][l] = e4m3_nearest(v[i][l] * factor[l]);
+      for_lanes([&](int l) { code[i][l] = e4m3_nearest(v[i][l] * factor[l]); });
     }
     alignas(64) LaneBits word[kBlock / 4];
     for (int w = 0; w < kBlock / 4; ++w) {
-      for (int l = 0; l < kLanes; ++l) {
+      for_lanes([&](int l) {
         word[w][l] =
             code[4 * w][l] | code[4 * w + 1][l] << 8 | code[4 * w + 2][l] << 16 | code[4 * w + 3][l] << 24;
-      }
+      });
     }
     const int64_t k = k0 + b * kBlock;
     store_codes(region, row0, k, word, rows);

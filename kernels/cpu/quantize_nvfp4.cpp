@@ -22,12 +22,12 @@ struct Block {
 };
 
 void block_amax(const Lanes* v, Lanes& amax) {
-  for (int l = 0; l < kLanes; ++l) amax[l] = 0.0f;
+  for_lanes([&](int l) { amax[l] = 0.0f; });
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const float a = std::fabs(v[i][l]);
       amax[l] = a > amax[l] ? a : amax[l];
-    }
+    });
   }
 }
 
@@ -35,11 +35,11 @@ void block_amax(const Lanes* v, Lanes& amax) {
 void spread_max(Lanes& amax) {
   float top = 0.0f;
   for (int l = 0; l < kLanes; ++l) top = amax[l] > top ? amax[l] : top;
-  for (int l = 0; l < kLanes; ++l) amax[l] = top;
+  for_lanes([&](int l) { amax[l] = top; });
 }
 
 void factors_of(const LaneBits& scale, const Lanes& decode, Lanes& factor) {
-  for (int l = 0; l < kLanes; ++l) factor[l] = nvfp4_encode_factor(e4m3_value(scale[l]), decode[l]);
+  for_lanes([&](int l) { factor[l] = nvfp4_encode_factor(e4m3_value(scale[l]), decode[l]); });
 }
 
 // Squared errors of a candidate scale, element by element.
@@ -47,32 +47,32 @@ void candidate_errors(const Lanes* v, const LaneBits& scale, const Lanes& decode
                       Lanes* square) {
   factors_of(scale, decode, factor);
   alignas(64) Lanes s;
-  for (int l = 0; l < kLanes; ++l) s[l] = e4m3_value(scale[l]);
+  for_lanes([&](int l) { s[l] = e4m3_value(scale[l]); });
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const float d = nvfp4_value(e2m1_round(v[i][l] * factor[l]), s[l], decode[l]) - v[i][l];
       square[i][l] = d * d;
-    }
+    });
   }
 }
 
 // Sums in the contract's order. A tile sums along the rows of the tensor in memory, whichever way it is
 // read, so that a weight and its transpose make the same choice.
 void sum_errors(const Lanes* square, bool tile, bool transposed, Lanes& sum) {
-  for (int l = 0; l < kLanes; ++l) sum[l] = 0.0f;
+  for_lanes([&](int l) { sum[l] = 0.0f; });
   if (!tile || !transposed) {
     for (int i = 0; i < kBlock; ++i) {
-      for (int l = 0; l < kLanes; ++l) sum[l] += square[i][l];
+      for_lanes([&](int l) { sum[l] += square[i][l]; });
     }
   } else {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       for (int i = 0; i < kBlock; ++i) sum[i] += square[i][l];
-    }
+    });
   }
   if (!tile) return;
   float total = 0.0f;
   for (int l = 0; l < kLanes; ++l) total += sum[l];
-  for (int l = 0; l < kLanes; ++l) sum[l] = total;
+  for_lanes([&](int l) { sum[l] = total; });
 }
 
 void choose_four_over_six(const Lanes* v, const Lanes& amax, const LaneScales& scales, bool tile,
@@ -80,30 +80,30 @@ void choose_four_over_six(const Lanes* v, const Lanes& amax, const LaneScales& s
   alignas(64) LaneBits scale4;
   alignas(64) Lanes factor4, error6, error4;
   alignas(64) Lanes square[kBlock];
-  for (int l = 0; l < kLanes; ++l) {
+  for_lanes([&](int l) {
     block.scale[l] = nvfp4_scale_at_six(amax[l], scales.encode[l]);
     scale4[l] = nvfp4_scale_at_four(amax[l], scales.encode[l]);
-  }
+  });
   candidate_errors(v, block.scale, scales.decode, block.factor, square);
   sum_errors(square, tile, transposed, error6);
   candidate_errors(v, scale4, scales.decode, factor4, square);
   sum_errors(square, tile, transposed, error4);
-  for (int l = 0; l < kLanes; ++l) {
+  for_lanes([&](int l) {
     const bool four = error4[l] < error6[l];
     block.scale[l] = four ? scale4[l] : block.scale[l];
     block.factor[l] = four ? factor4[l] : block.factor[l];
     chose_four[l] = four ? 1u : 0u;
-  }
+  });
 }
 
 void code_nearest(const Lanes* v, Block& block) {
-  for (int l = 0; l < kLanes; ++l) block.clipped[l] = 0;
+  for_lanes([&](int l) { block.clipped[l] = 0; });
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const float y = v[i][l] * block.factor[l];
       block.code[i][l] = e2m1_nearest(y);
       block.clipped[l] += std::fabs(y) > kE2m1Max ? 1u : 0u;
-    }
+    });
   }
 }
 
@@ -125,24 +125,24 @@ void draw_lanes(PhiloxKey key, const uint64_t* index, LaneBits* word) {
 }
 
 void code_stochastic(const Lanes* v, const LaneBits* word, Block& block) {
-  for (int l = 0; l < kLanes; ++l) block.clipped[l] = 0;
+  for_lanes([&](int l) { block.clipped[l] = 0; });
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const float y = v[i][l] * block.factor[l];
       block.code[i][l] = e2m1_stochastic(y, word[i / 4][l] >> (8 * (i % 4)) & 0xFFu);
       block.clipped[l] += std::fabs(y) > kE2m1Max ? 1u : 0u;
-    }
+    });
   }
 }
 
 void store_block(const Region& region, int64_t row0, int64_t k, bool tile, const Block& block) {
   alignas(64) LaneBits low, high;
-  for (int l = 0; l < kLanes; ++l) low[l] = high[l] = 0;
+  for_lanes([&](int l) { low[l] = high[l] = 0; });
   for (int i = 0; i < 8; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       low[l] |= block.code[i][l] << (4 * i);
       high[l] |= block.code[i + 8][l] << (4 * i);
-    }
+    });
   }
   const int rows = static_cast<int>(std::min<int64_t>(kLanes, region.padded_rows - row0));
   uint8_t* out = region.codes + (row0 * region.length + k) / 2;
@@ -163,10 +163,10 @@ void count_block(const Region& region, const Lanes* v, const Block& block, const
                  bool measure, QuantCounts& counts) {
   LaneBits flushed = {};
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const uint32_t nonzero = (bits_of(v[i][l]) & 0x7FFFFFFFu) != 0u ? 1u : 0u;
       flushed[l] += nonzero & ((block.code[i][l] & 7u) == 0u || block.scale[l] == 0u ? 1u : 0u);
-    }
+    });
   }
   for (int l = 0; l < kLanes; ++l) {
     counts.flushed += flushed[l];
@@ -202,9 +202,9 @@ void code_block(const CoderSettings& settings, const Region& region, int64_t row
     choose_four_over_six(v, amax, scales, tile, region.transposed, block, chose_four);
     for (int l = 0; l < (tile ? 1 : kLanes); ++l) counts.chose_four += chose_four[l];
   } else {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       block.scale[l] = nvfp4_block_scale(amax[l], nvfp4_block_multiplier(spec.headroom, scales.encode[l]));
-    }
+    });
     factors_of(block.scale, scales.decode, block.factor);
   }
   if (spec.rounding == Rounding::kStochastic) {
@@ -224,13 +224,13 @@ void code_block(const CoderSettings& settings, const Region& region, int64_t row
 void eden_provisional(const Lanes* v, const LaneScales& scales, Block& block, Lanes& num, Lanes& den) {
   alignas(64) Lanes amax;
   block_amax(v, amax);
-  for (int l = 0; l < kLanes; ++l) {
+  for_lanes([&](int l) {
     block.scale[l] = ms_eden_block_scale(amax[l], scales.decode[l]);
     block.factor[l] = e4m3_value(block.scale[l]) * scales.decode[l];
     block.clipped[l] = 0;
-  }
+  });
   for (int i = 0; i < kBlock; ++i) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const float x = v[i][l];
       const float y = x / block.factor[l];
       const uint32_t code = e2m1_nearest(y);
@@ -238,7 +238,7 @@ void eden_provisional(const Lanes* v, const LaneScales& scales, Block& block, La
       block.clipped[l] += std::fabs(y) > kE2m1Max ? 1u : 0u;
       num[l] += x * x;
       den[l] += x * (e2m1_round(y) * block.factor[l]);
-    }
+    });
   }
 }
 
@@ -249,13 +249,18 @@ void code_group_ms_eden(const CoderSettings& settings, const Region& region, int
   alignas(64) Lanes num = {}, den = {};
   for (int b = 0; b < blocks; ++b) eden_provisional(v + b * kBlock, scales, block[b], num, den);
   alignas(64) Lanes correction;
-  for (int l = 0; l < kLanes; ++l) correction[l] = ms_eden_correction(num[l], den[l]);
+  for_lanes([&](int l) { correction[l] = ms_eden_correction(num[l], den[l]); });
+  // Four blocks share one draw; rows of whole fours share it in step.
+  const bool in_step = region.length / kBlock % 4 == 0;
+  alignas(64) LaneBits word[4];
   for (int b = 0; b < blocks; ++b) {
-    uint64_t number[kLanes], counter[kLanes];
-    alignas(64) LaneBits word[4];
+    uint64_t number[kLanes];
     block_numbers(region, row0, k + b * kBlock, number);
-    for (int l = 0; l < kLanes; ++l) counter[l] = number[l] / 4;
-    draw_lanes(settings.draw_key, counter, word);
+    if (b == 0 || !in_step || number[0] % 4 == 0) {
+      uint64_t counter[kLanes];
+      for (int l = 0; l < kLanes; ++l) counter[l] = number[l] / 4;
+      draw_lanes(settings.draw_key, counter, word);
+    }
     for (int l = 0; l < kLanes; ++l) {
       block[b].scale[l] =
           ms_eden_final_scale(correction[l], e4m3_value(block[b].scale[l]), word[number[l] % 4][l]);
@@ -293,16 +298,16 @@ void rotate_tile(const CoderSettings& settings, int unit, Tile& tile) {
   }
   if (settings.spec.hadamard_out == HadamardOut::kFp32) return;
   for (int k = 0; k < unit; ++k) {
-    for (int l = 0; l < kLanes; ++l) tile.v[k][l] = bf16_to_f32(f32_to_bf16(tile.v[k][l]));
+    for_lanes([&](int l) { tile.v[k][l] = bf16_to_f32(f32_to_bf16(tile.v[k][l])); });
   }
 }
 
 void tile_amax(const Tile& tile, int unit, Lanes& amax) {
   for (int k = 0; k < unit; ++k) {
-    for (int l = 0; l < kLanes; ++l) {
+    for_lanes([&](int l) {
       const float a = std::fabs(tile.v[k][l]);
       amax[l] = a > amax[l] ? a : amax[l];
-    }
+    });
   }
 }
 

@@ -46,7 +46,7 @@ void load_rows(const uint16_t* x, int64_t stride, int unit, Tile& tile) {
 void load_columns(const uint16_t* x, int64_t stride, int unit, Tile& tile) {
   for (int k = 0; k < unit; ++k) {
     const uint16_t* row = x + k * stride;
-    for (int l = 0; l < kLanes; ++l) tile.v[k][l] = bf16_to_f32({row[l]});
+    for_lanes([&](int l) { tile.v[k][l] = bf16_to_f32({row[l]}); });
   }
 }
 

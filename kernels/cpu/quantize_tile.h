@@ -15,6 +15,16 @@ inline constexpr int kUnit = 128;  // the longest rotation group
 using Lanes = float[kLanes];
 using LaneBits = uint32_t[kLanes];
 
+// body(l) for every lane, as one loop of vector operations. Unrolling it before vectorisation would make
+// GCC vectorise over elements instead and shuffle the lanes.
+template <class Body>
+__attribute__((always_inline)) inline void for_lanes(const Body& body) {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC unroll 1
+#endif
+  for (int l = 0; l < kLanes; ++l) body(l);
+}
+
 struct Tile {
   alignas(64) Lanes v[kUnit];
 };

@@ -9,6 +9,13 @@
 #include "kernels/formats/bf16.h"
 #include "kernels/formats/quant.h"
 
+// Stops GCC from unrolling a short loop over rows before it vectorises it.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#define FP4T_KEEP_LOOP _Pragma("GCC unroll 1")
+#else
+#define FP4T_KEEP_LOOP
+#endif
+
 namespace fp4t {
 
 // 128 signs, bit i % 32 of word i / 32 for element i of a rotation group; set means minus.
@@ -34,29 +41,72 @@ FP4T_HD float hadamard_scale(int d) {
   return d == 16 ? 0.25f : d == 32 ? 0x1.6a09e6p-3f : d == 64 ? 0.125f : 0x1.6a09e6p-4f;
 }
 
-// Rotates D elements of L independent rows in place; element i of row l is v[i][l].
+namespace detail {
+
+// Two rounds of butterflies, h and 2h, on the elements 0, h, 2h, 3h of L rows. All loads come before all
+// stores, and the loops over rows stay loops, so that compilers see vectors without aliases.
+template <int L>
+FP4T_HD void hadamard_four(float (*v)[L], int h) {
+  float a[L], b[L], c[L], d[L];
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) {
+    a[l] = v[0][l] + v[h][l];
+    b[l] = v[0][l] - v[h][l];
+    c[l] = v[2 * h][l] + v[3 * h][l];
+    d[l] = v[2 * h][l] - v[3 * h][l];
+  }
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) v[0][l] = a[l] + c[l];
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) v[h][l] = b[l] + d[l];
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) v[2 * h][l] = a[l] - c[l];
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) v[3 * h][l] = b[l] - d[l];
+}
+
+// One round, h, on the elements 0 and h.
+template <int L>
+FP4T_HD void hadamard_two(float (*v)[L], int h) {
+  float a[L], b[L];
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) {
+    a[l] = v[0][l] + v[h][l];
+    b[l] = v[0][l] - v[h][l];
+  }
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) v[0][l] = a[l];
+  FP4T_KEEP_LOOP
+  for (int l = 0; l < L; ++l) v[h][l] = b[l];
+}
+
+}  // namespace detail
+
+// Rotates D elements of L independent rows in place; element i of row l is v[i][l]. Pairs of rounds are
+// taken together, which changes the order of memory accesses and of nothing else.
 template <int D, int L>
 FP4T_HD void hadamard_rotate(float (*v)[L], const HadamardSigns& signs) {
   for (int i = 0; i < D; ++i) {
     const uint32_t flip = (signs.word[i / 32] >> (i % 32)) << 31;
+    FP4T_KEEP_LOOP
     for (int l = 0; l < L; ++l) v[i][l] = float_of(bits_of(v[i][l]) ^ flip);
   }
-  for (int h = 1; h < D; h *= 2) {
-    for (int i = 0; i < D; i += 2 * h) {
-      for (int j = i; j < i + h; ++j) {
-        for (int l = 0; l < L; ++l) {
-          const float a = v[j][l];
-          const float b = v[j + h][l];
-          v[j][l] = a + b;
-          v[j + h][l] = a - b;
-        }
-      }
+  int h = 1;
+  for (; 4 * h <= D; h *= 4) {
+    for (int i = 0; i < D; i += 4 * h) {
+      for (int j = i; j < i + h; ++j) detail::hadamard_four<L>(v + j, h);
     }
+  }
+  if (h < D) {
+    for (int j = 0; j < h; ++j) detail::hadamard_two<L>(v + j, h);
   }
   const float scale = hadamard_scale(D);
   for (int i = 0; i < D; ++i) {
+    FP4T_KEEP_LOOP
     for (int l = 0; l < L; ++l) v[i][l] *= scale;
   }
 }
 
 }  // namespace fp4t
+
+#undef FP4T_KEEP_LOOP
