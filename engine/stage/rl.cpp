@@ -165,9 +165,11 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
     run.console.status(detail::concat("sampling ", done, "/", total));
     run.stop_if_requested();
   };
+  const PhiloxKey problems =
+      site_key(run.plan.run.seed, Purpose::kTask, 0, static_cast<uint32_t>(run.state.stage), 0, 0);
   std::vector<GenerateRequest> requests;
   for (int64_t p = 0; p < spec.sampling.prompts; ++p) {
-    r.problems.push_back(task.training(run.plan.run.seed, run.state.step * spec.sampling.prompts + p));
+    r.problems.push_back(task.training(problems, run.state.step * spec.sampling.prompts + p));
     r.prompts.push_back(run.tokenizer->encode(r.problems.back().prompt));
     for (int64_t s = 0; s < spec.sampling.samples; ++s) {
       requests.push_back({r.prompts.back(), run.state.next_sample + static_cast<int64_t>(requests.size())});

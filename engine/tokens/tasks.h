@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/recipe/recipe.h"
+#include "kernels/base/philox.h"
 
 namespace fp4t {
 
@@ -27,8 +28,8 @@ class Task {
  public:
   virtual ~Task() = default;
   virtual std::string name() const = 0;
-  // Training problem number i of a seeded endless stream (with repetition), never a held-out one.
-  virtual Problem training(uint64_t seed, int64_t i) const = 0;
+  // Training problem number i of an endless keyed stream (with repetition), never a held-out one.
+  virtual Problem training(PhiloxKey key, int64_t i) const = 0;
   // All held-out problems, in a fixed order.
   virtual std::vector<Problem> held_out() const = 0;
   // XXH3 (16 hex digits) over the held-out list; compared with the recipe's.

@@ -1,0 +1,126 @@
+// Countdown "3,7,25:46=" -> "25+3*7": reach the target from the numbers, each used at most as often as
+// given. Problems come from a keyed stream; one is held out when a keyed hash of (sorted numbers, target)
+// falls below the fraction.
+#include <algorithm>
+#include <set>
+
+#include "engine/tokens/expression.h"
+#include "engine/tokens/generated_tasks.h"
+#include "engine/tokens/hash.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+constexpr int64_t kHeldOutProblems = 400;
+constexpr int64_t kMaxTarget = 999;
+
+struct Drawn {
+  Problem problem;
+  std::string identity;  // sorted numbers and target
+  bool valid = false;
+};
+
+class Countdown : public Task {
+ public:
+  explicit Countdown(const TaskSpec& spec) : spec_(spec) {
+    const PhiloxKey key = site_key(spec.held_out.seed, Purpose::kTask, 2, 0, 0, 0);
+    std::set<std::string> seen;
+    const uint64_t limit = 1000000;
+    for (uint64_t i = 0;
+         i < limit && spec.held_out.fraction > 0 && static_cast<int64_t>(held_out_.size()) < kHeldOutProblems;
+         ++i) {
+      const Drawn d = draw(key, i);
+      if (d.valid && is_held_out(d.identity) && seen.insert(d.identity).second)
+        held_out_.push_back(d.problem);
+    }
+  }
+
+  std::string name() const override { return "countdown"; }
+
+  Problem training(PhiloxKey key, int64_t i) const override {
+    for (uint64_t attempt = 0; attempt < 4096; ++attempt) {
+      const Drawn d = draw(key, static_cast<uint64_t>(i) * 4096 + attempt);
+      if (d.valid && !is_held_out(d.identity)) return d.problem;
+    }
+    throw BadDataError("countdown: no training problem can be drawn from these numbers");
+  }
+
+  std::vector<Problem> held_out() const override { return held_out_; }
+
+  std::string held_out_hash() const override {
+    std::string text;
+    for (const Problem& p : held_out_) text += p.prompt + "\n";
+    return xxh3_hex(text);
+  }
+
+  Verdict verify(const Problem& problem, const std::string& completion, bool finished) const override {
+    const auto parsed = finished ? parse_expression(completion) : std::nullopt;
+    if (!parsed) return Verdict::kUnverifiable;
+    std::multiset<int64_t> left;
+    const size_t colon = problem.prompt.find(':');
+    for (size_t at = 0; at < colon;) {
+      left.insert(std::stoll(problem.prompt.substr(at)));
+      at = std::min(problem.prompt.find(',', at), colon) + 1;
+    }
+    for (int64_t n : parsed->numbers) {
+      const auto it = left.find(n);
+      if (it == left.end()) return Verdict::kWrong;
+      left.erase(it);
+    }
+    const int64_t target = std::stoll(problem.prompt.substr(colon + 1));
+    return parsed->value == Rational{target, 1} ? Verdict::kRight : Verdict::kWrong;
+  }
+
+  std::string document(const Problem& problem, bool, uint32_t) const override {
+    return problem.prompt + problem.answer + "\n";
+  }
+
+ private:
+  bool is_held_out(const std::string& identity) const {
+    const std::string hash = xxh3_hex(std::to_string(spec_.held_out.seed) + "|" + identity);
+    return static_cast<double>(std::stoull(hash.substr(0, 12), nullptr, 16)) * 0x1p-48 <
+           spec_.held_out.fraction;
+  }
+
+  // Numbers, operators and order of one draw: ((n1 op n2) op n3) ...
+  Drawn draw(PhiloxKey key, uint64_t index) const {
+    Drawn out;
+    std::vector<int64_t> numbers;
+    std::string expression;
+    Rational value;
+    const auto range = static_cast<uint64_t>(spec_.high - spec_.low + 1);
+    for (int64_t k = 0; k < spec_.numbers; ++k) {
+      const PhiloxBits bits = site_draw(key, index * 16 + static_cast<uint64_t>(k));
+      const int64_t n = spec_.low + static_cast<int64_t>(bits.word[0] % range);
+      numbers.push_back(n);
+      if (k == 0) {
+        expression = std::to_string(n);
+        continue;
+      }
+      const char op = "+-*"[bits.word[1] % 3];
+      const bool wrap = op == '*' && expression.find_first_of("+-") != std::string::npos;
+      expression = (wrap ? "(" + expression + ")" : expression) + op + std::to_string(n);
+    }
+    const auto parsed = parse_expression(expression);
+    if (!parsed || parsed->value.denominator != 1) return out;
+    const int64_t target = parsed->value.numerator;
+    out.valid = target >= 1 && target <= kMaxTarget;
+    std::sort(numbers.begin(), numbers.end());
+    std::string list;
+    for (int64_t n : numbers) list += (list.empty() ? "" : ",") + std::to_string(n);
+    out.identity = list + ":" + std::to_string(target);
+    out.problem = {out.identity + "=", expression};
+    return out;
+  }
+
+  TaskSpec spec_;
+  std::vector<Problem> held_out_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_countdown(const TaskSpec& spec) { return std::make_unique<Countdown>(spec); }
+
+}  // namespace fp4t
