@@ -57,8 +57,9 @@ struct RouterSums {
 
 class Transformer {
  public:
-  // Allocates the run, step and scratch arenas as the plan priced them; parameters are initialised.
-  Transformer(Queue& queue, Communicator& comm, const Plan& plan);
+  // Allocates the run, step and scratch arenas as the plan priced them; parameters are initialised. Tests
+  // poison the arenas, so that whatever is read before it was written shows.
+  Transformer(Queue& queue, Communicator& comm, const Plan& plan, Poison poison = Poison::kNone);
   ~Transformer();
 
   ParamSet& params();
@@ -86,7 +87,8 @@ class Transformer {
 
   // Cached decoding. Rows are (slot, position) with the token at that position; keys and values are
   // appended, then logits [rows.size(), V] F32 of the rows listed in `logit_rows` are returned, valid
-  // until the next call. Slots are reused freely: a row reads positions 0..its own of its slot.
+  // until the next call. Slots are reused freely: a row reads positions 0..its own of its slot. The cache
+  // shares memory with the activations of forward, which ends what slots hold.
   struct DecodeRows {
     std::vector<int32_t> tokens, slots, positions;
     std::vector<int32_t> logit_rows;

@@ -1,0 +1,183 @@
+#include "engine/model/block.h"
+
+#include <cmath>
+
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+namespace {
+std::string layer_name(int64_t layer, const char* rest) {
+  return "layers." + std::to_string(layer) + "." + rest;
+}
+}  // namespace
+
+Block::Block(const Plan& plan, int64_t layer, ParamSet& params, BlockLinears linears, const TensorView& load)
+    : model_(plan.model),
+      is_moe_(is_moe_layer(plan.model, layer)),
+      eps_(static_cast<float>(plan.model.norm_eps)),
+      clamp_(static_cast<float>(plan.model.swiglu_clamp)),
+      scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(plan.model.head_dim)))),
+      attn_norm_(params.find(layer_name(layer, "attn_norm.weight"))),
+      mlp_norm_(params.find(layer_name(layer, "mlp_norm.weight"))),
+      load_(load),
+      linears_(std::move(linears)) {
+  if (model_.qk_norm) {
+    q_norm_ = &params.find(layer_name(layer, "attn.q_norm.weight"));
+    k_norm_ = &params.find(layer_name(layer, "attn.k_norm.weight"));
+  }
+  if (is_moe_) {
+    router_ = &params.find(layer_name(layer, "router.weight"));
+    router_bias_ = params.find_buffer(layer_name(layer, "router.bias")).data;
+    FP4T_CHECK(model_.moe.router == "softmax" || model_.moe.router == "sigmoid", "router ",
+               model_.moe.router);
+    router_kind_ = model_.moe.router == "sigmoid" ? RouterKind::kSigmoid : RouterKind::kSoftmax;
+  }
+}
+
+std::vector<Linear*> Block::linears() const {
+  std::vector<Linear*> list;
+  for (const auto* l : {&linears_.qkv, &linears_.out, &linears_.gate_up, &linears_.down,
+                        &linears_.shared_gate_up, &linears_.shared_down}) {
+    if (*l) list.push_back(l->get());
+  }
+  return list;
+}
+
+void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, const KvCacheView* cache,
+                    const TensorView& out) {
+  ScratchScope scope(call.scratch);
+  const ForwardScratch s = take_forward_scratch(call.dims, is_moe_, call.tokens, ArenaTake{call.scratch});
+  attention_forward(call, x, acts, cache, s);
+  run(call.queue, NormForward{.x = x,
+                              .residual = s.projected,
+                              .weight = mlp_norm_.master,
+                              .eps = eps_,
+                              .sum = acts.middle,
+                              .out = acts.mlp_in,
+                              .rstd = acts.mlp_rstd});
+  if (is_moe_) {
+    moe_forward(call, acts, s, out);
+  } else {
+    dense_forward(call, acts, s, out);
+  }
+}
+
+void Block::attention_forward(const Call& call, const TensorView& x, LayerActs& acts,
+                              const KvCacheView* cache, const ForwardScratch& s) {
+  const ModelDims& d = call.dims;
+  run(call.queue, NormForward{.x = x,
+                              .residual = {},
+                              .weight = attn_norm_.master,
+                              .eps = eps_,
+                              .sum = {},
+                              .out = acts.attn_in,
+                              .rstd = acts.attn_rstd});
+  const TensorView projected = d.qk_norm ? acts.projected_qkv : s.qkv;
+  linears_.qkv->forward(call, acts.attn_in, {}, projected);
+  run(call.queue, QkNormRopeForward{.qkv = projected,
+                                    .heads = d.heads,
+                                    .kv_heads = d.kv_heads,
+                                    .head_dim = d.head_dim,
+                                    .positions = call.positions,
+                                    .cos = call.cos,
+                                    .sin = call.sin,
+                                    .q_weight = q_norm_ ? q_norm_->master : TensorView{},
+                                    .k_weight = k_norm_ ? k_norm_->master : TensorView{},
+                                    .eps = eps_,
+                                    .out = acts.qkv,
+                                    .rstd = acts.qk_rstd});
+  if (cache) {
+    run(call.queue, KvAppend{.qkv = acts.qkv,
+                             .heads = d.heads,
+                             .kv_heads = d.kv_heads,
+                             .head_dim = d.head_dim,
+                             .slots = call.groups,
+                             .positions = call.positions,
+                             .cache = *cache});
+    run(call.queue, AttentionCached{.qkv = acts.qkv,
+                                    .heads = d.heads,
+                                    .kv_heads = d.kv_heads,
+                                    .head_dim = d.head_dim,
+                                    .slots = call.groups,
+                                    .positions = call.positions,
+                                    .cache = *cache,
+                                    .scale = scale_,
+                                    .out = acts.attn});
+  } else {
+    if (call.pass.forward->kv_cache == Format::kMxfp8) {
+      run(call.queue, KvRound{.qkv = acts.qkv,
+                              .heads = d.heads,
+                              .kv_heads = d.kv_heads,
+                              .head_dim = d.head_dim,
+                              .format = Format::kMxfp8});
+    }
+    run(call.queue, AttentionForward{.qkv = acts.qkv,
+                                     .heads = d.heads,
+                                     .kv_heads = d.kv_heads,
+                                     .head_dim = d.head_dim,
+                                     .doc_begin = call.groups,
+                                     .scale = scale_,
+                                     .out = acts.attn,
+                                     .lse = acts.lse});
+  }
+  linears_.out->forward(call, acts.attn, {}, s.projected);
+}
+
+void Block::swiglu(const Call& call, const TensorView& gate_up, const TensorView& out) const {
+  run(call.queue, SwigluForward{.gate_up = gate_up, .clamp = clamp_, .out = out});
+}
+
+void Block::dense_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
+  linears_.gate_up->forward(call, acts.mlp_in, {}, acts.gate_up);
+  swiglu(call, acts.gate_up, acts.hidden);
+  linears_.down->forward(call, acts.hidden, {}, s.projected);
+  run(call.queue, Add{.a = acts.middle, .b = s.projected, .out = out});
+}
+
+void Block::route(const Call& call, LayerActs& acts) {
+  run(call.queue, RouterLogits{.x = acts.mlp_in, .weight = router_->master, .logits = acts.router_logits});
+  run(call.queue, Route{.logits = acts.router_logits,
+                        .bias = router_bias_,
+                        .kind = router_kind_,
+                        .top_k = model_.moe.top_k,
+                        .normalise = model_.moe.normalise,
+                        .gate_scale = static_cast<float>(model_.moe.gate_scale),
+                        .scores = acts.scores,
+                        .experts = acts.experts,
+                        .gates = acts.gates,
+                        .offsets = acts.offsets,
+                        .row_of = acts.row_of,
+                        .token_of = acts.token_of});
+  if (!call.counting || call.router_sums.empty()) return;
+  run(call.queue, RouterStats{.logits = acts.router_logits,
+                              .scores = acts.scores,
+                              .offsets = acts.offsets,
+                              .kind = router_kind_,
+                              .top_k = model_.moe.top_k,
+                              .sums = call.router_sums,
+                              .load = load_});
+}
+
+void Block::moe_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
+  route(call, acts);
+  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = s.permuted});
+  linears_.gate_up->forward(call, s.permuted, acts.offsets, acts.gate_up);
+  swiglu(call, acts.gate_up, acts.hidden);
+  linears_.down->forward(call, acts.hidden, acts.offsets, acts.expert_out);
+  if (linears_.shared_down) {
+    linears_.shared_gate_up->forward(call, acts.mlp_in, {}, acts.shared_gate_up);
+    swiglu(call, acts.shared_gate_up, acts.shared_hidden);
+    linears_.shared_down->forward(call, acts.shared_hidden, {}, s.shared_out);
+  }
+  run(call.queue, CombineExperts{.y = acts.expert_out,
+                                 .row_of = acts.row_of,
+                                 .experts = acts.experts,
+                                 .gates = acts.gates,
+                                 .num_experts = model_.moe.experts,
+                                 .shared = s.shared_out,
+                                 .residual = acts.middle,
+                                 .out = out});
+}
+
+}  // namespace fp4t

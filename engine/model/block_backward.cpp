@@ -1,0 +1,134 @@
+#include "engine/model/block.h"
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s) {
+  if (is_moe_) {
+    moe_backward(call, acts, s);
+  } else {
+    dense_backward(call, acts, s);
+  }
+  // The residual stream passes both norms by; its gradient is updated in place.
+  run(call.queue, NormBackward{.x = acts.middle,
+                               .weight = mlp_norm_.master,
+                               .rstd = acts.mlp_rstd,
+                               .dout = s.dnorm,
+                               .dresidual = s.dstream,
+                               .dx = s.dstream,
+                               .dweight = mlp_norm_.gradient});
+  attention_backward(call, x, acts, s);
+}
+
+// The gradient takes the place of gate and up, which nothing reads after it.
+void Block::swiglu_backward(const Call& call, const TensorView& gate_up, const TensorView& dout) const {
+  run(call.queue, SwigluBackward{.gate_up = gate_up, .clamp = clamp_, .dout = dout, .dgate_up = gate_up});
+}
+
+void Block::dense_backward(const Call& call, LayerActs& acts, const StreamScratch& s) {
+  ScratchScope scope(call.scratch);
+  const FfnScratch f = take_ffn_scratch(call.dims, false, call.tokens, ArenaTake{call.scratch});
+  linears_.down->backward(call, acts.hidden, s.dstream, {}, f.dhidden);
+  swiglu_backward(call, acts.gate_up, f.dhidden);
+  linears_.gate_up->backward(call, acts.mlp_in, acts.gate_up, {}, s.dnorm);
+}
+
+// d total / d logits of gates, balance loss and z-loss. Both losses are sums over tokens in RouterStats,
+// so coefficient * token_weight makes them means over the trained tokens of the step, whatever the split
+// into micro-batches; only the expert fractions inside `aux` are those of the micro-batch.
+void Block::router_backward(const Call& call, const LayerActs& acts, const FfnScratch& f) {
+  const BalanceSpec& balance = model_.moe.balance;
+  run(call.queue,
+      RouteBackward{.logits = acts.router_logits,
+                    .scores = acts.scores,
+                    .experts = acts.experts,
+                    .offsets = acts.offsets,
+                    .dgates = f.dgates,
+                    .kind = router_kind_,
+                    .normalise = model_.moe.normalise,
+                    .gate_scale = static_cast<float>(model_.moe.gate_scale),
+                    .aux_coefficient = static_cast<float>(balance.aux_loss * call.pass.token_weight),
+                    .z_coefficient = static_cast<float>(balance.z_loss * call.pass.token_weight),
+                    .dlogits = f.drouter});
+  run(call.queue, RouterLogitsBackward{.x = acts.mlp_in,
+                                       .weight = router_->master,
+                                       .dlogits = f.drouter,
+                                       .dx = f.drouter_in,
+                                       .dweight = router_->gradient});
+}
+
+void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s) {
+  ScratchScope scope(call.scratch);
+  const FfnScratch f = take_ffn_scratch(call.dims, true, call.tokens, ArenaTake{call.scratch});
+  run(call.queue, CombineExpertsBackward{.dout = s.dstream,
+                                         .y = acts.expert_out,
+                                         .row_of = acts.row_of,
+                                         .gates = acts.gates,
+                                         .dy = f.drows,
+                                         .dgates = f.dgates});
+  linears_.down->backward(call, acts.hidden, f.drows, acts.offsets, f.dhidden);
+  swiglu_backward(call, acts.gate_up, f.dhidden);
+  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = f.permuted});
+  linears_.gate_up->backward(call, f.permuted, acts.gate_up, acts.offsets, f.drows);
+  router_backward(call, acts, f);
+  if (linears_.shared_down) {
+    linears_.shared_down->backward(call, acts.shared_hidden, s.dstream, {}, f.dshared_hidden);
+    swiglu_backward(call, acts.shared_gate_up, f.dshared_hidden);
+    linears_.shared_gate_up->backward(call, acts.mlp_in, acts.shared_gate_up, {}, f.dshared);
+  }
+  // Experts, shared expert and router meet before the norm: one sum in FP32, rounded once.
+  run(call.queue, CombineExperts{.y = f.drows,
+                                 .row_of = acts.row_of,
+                                 .experts = acts.experts,
+                                 .gates = {},
+                                 .num_experts = model_.moe.experts,
+                                 .shared = f.dshared,
+                                 .residual = f.drouter_in,
+                                 .out = s.dnorm});
+}
+
+void Block::attention_backward(const Call& call, const TensorView& x, LayerActs& acts,
+                               const StreamScratch& s) {
+  const ModelDims& d = call.dims;
+  {
+    ScratchScope scope(call.scratch);
+    const AttentionScratch a = take_attention_scratch(d, call.tokens, ArenaTake{call.scratch});
+    linears_.out->backward(call, acts.attn, s.dstream, {}, a.dattn);
+    run(call.queue, AttentionBackward{.qkv = acts.qkv,
+                                      .heads = d.heads,
+                                      .kv_heads = d.kv_heads,
+                                      .head_dim = d.head_dim,
+                                      .doc_begin = call.groups,
+                                      .scale = scale_,
+                                      .out = acts.attn,
+                                      .lse = acts.lse,
+                                      .dout = a.dattn,
+                                      .dqkv = a.dqkv});
+    const bool normed = d.qk_norm;
+    // Without weights the backward needs shapes alone; the rotated rows stand in for its input.
+    run(call.queue, QkNormRopeBackward{.qkv = normed ? acts.projected_qkv : acts.qkv,
+                                       .heads = d.heads,
+                                       .kv_heads = d.kv_heads,
+                                       .head_dim = d.head_dim,
+                                       .positions = call.positions,
+                                       .cos = call.cos,
+                                       .sin = call.sin,
+                                       .q_weight = normed ? q_norm_->master : TensorView{},
+                                       .k_weight = normed ? k_norm_->master : TensorView{},
+                                       .rstd = acts.qk_rstd,
+                                       .dout = a.dqkv,
+                                       .dqkv = a.dqkv,
+                                       .dq_weight = normed ? q_norm_->gradient : TensorView{},
+                                       .dk_weight = normed ? k_norm_->gradient : TensorView{}});
+    linears_.qkv->backward(call, acts.attn_in, a.dqkv, {}, s.dnorm);
+  }
+  run(call.queue, NormBackward{.x = x,
+                               .weight = attn_norm_.master,
+                               .rstd = acts.attn_rstd,
+                               .dout = s.dnorm,
+                               .dresidual = s.dstream,
+                               .dx = s.dstream,
+                               .dweight = attn_norm_.gradient});
+}
+
+}  // namespace fp4t

@@ -1,0 +1,38 @@
+// What one forward or backward hands down to blocks and linear layers.
+#pragma once
+
+#include "engine/model/transformer.h"
+#include "engine/plan/layout.h"
+#include "kernels/base/arena.h"
+#include "kernels/base/queue.h"
+#include "kernels/ops/attention.h"
+
+namespace fp4t {
+
+struct Call {
+  Queue& queue;
+  Arena& scratch;
+  const ModelDims& dims;
+  const Pass& pass;
+  // False while a block runs again for its backward: nothing is counted twice.
+  bool counting;
+  int64_t tokens;
+  TensorView positions;  // I32 [T]
+  TensorView groups;     // I32 [T]: first token of the document; when decoding, the slot
+  // Where the router's statistics of a training forward go; empty: nowhere.
+  TensorView router_sums;
+  TensorView cos, sin;
+};
+
+// Takes blocks from an arena in the form that engine/plan/layout.h wants.
+struct ArenaTake {
+  Arena& arena;
+  TensorView operator()(const std::string& block, DType dtype, const Shape& shape) const {
+    return arena.take(block, dtype, shape);
+  }
+};
+
+// What products and look-ups read of a parameter.
+inline TensorView operand_of(const Param& p) { return p.copy.empty() ? p.master : p.copy; }
+
+}  // namespace fp4t

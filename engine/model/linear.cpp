@@ -1,0 +1,244 @@
+#include "engine/model/linear.h"
+
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+int stats_row(GemmRole gemm, OperandRole operand) {
+  // fprop act, weight; dgrad grad, weight; wgrad grad, act.
+  const bool second =
+      gemm == GemmRole::kWgrad ? operand == OperandRole::kAct : operand == OperandRole::kWeight;
+  return static_cast<int>(gemm) * 2 + (second ? 1 : 0);
+}
+
+Linear::Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena,
+               const TensorView& stats)
+    : site_(site), param_(weight), stats_(stats) {
+  FP4T_CHECK_EQ(operand_of(weight).elements(), site.matrices() * site.out * site.in, weight.info.name);
+  for (const OperandForm& form : cached_forms(plan, site)) {
+    cache_.push_back({form, take_cached(form, site, ArenaTake{run_arena}), false});
+  }
+}
+
+void Linear::weights_changed() {
+  for (Cached& c : cache_) c.valid = false;
+}
+
+TensorView Linear::stacked_weight() const {
+  return operand_of(param_).reshape({site_.matrices() * site_.out, site_.in});
+}
+
+OperandForm Linear::form_of(const Call& call, GemmRole gemm, OperandRole operand) const {
+  const ForwardCell& forward = call.pass.forward->cell(site_.layer, site_.module);
+  const BackwardCell* backward =
+      gemm == GemmRole::kFprop ? nullptr : &call.pass.backward->cell(site_.layer, site_.module);
+  return operand_form(gemm, operand, forward, backward);
+}
+
+Linear::Cached* Linear::cached(const OperandForm& form) {
+  if (!is_cacheable(form)) return nullptr;
+  for (Cached& c : cache_) {
+    if (c.form == form) return &c;
+  }
+  throw InternalError(detail::concat(param_.info.name, ": the plan has no cell ", describe(form.spec),
+                                     " for ", name_of(form.gemm), " ", name_of(form.operand)));
+}
+
+// Operands -------------------------------------------------------------------------------------------
+
+void Linear::quantise(const Call& call, const Quantising& what, const TensorView& x,
+                      const TensorView& offsets, const TensorView& input_scale, const QuantView& out) {
+  const Pass& pass = call.pass;
+  const uint32_t copy = what.orientation == Orientation::kRow ? 0 : 1;
+  // Every rank and micro-batch rounds a weight alike (NUMERICS.md 0.0, "Random bits").
+  const uint32_t sample = what.operand == OperandRole::kWeight ? 0 : pass.sample_id;
+  Quantize op{};
+  op.x = x;
+  op.offsets = offsets;
+  op.orientation = what.orientation;
+  op.draw_key = site_key(pass.seed, Purpose::kRounding, copy,
+                         site_id(site_.layer, site_.module, what.gemm, what.operand), pass.step, sample);
+  op.signs_key =
+      site_key(pass.seed, Purpose::kSigns, 0,
+               site_id(site_.layer, site_.module, what.gemm, OperandRole::kAct), pass.step, pass.sample_id);
+  op.input_scale = input_scale;
+  if (what.counted) op.stats = stats_.rows(stats_row(what.gemm, what.operand), 1).reshape({kNumQuantStats});
+  op.measure_error = pass.measure_error && what.counted;
+  op.out = out;
+  run(call.queue, op);
+}
+
+TensorView Linear::dequantised(const Call& call, const OperandForm& form, const QuantView& codes,
+                               const TensorView& offsets, const TensorView& into) {
+  const bool row = form.forward.scale_scope == ScaleScope::kRow;
+  run(call.queue, Dequantize{.x = codes,
+                             .offsets = offsets,
+                             .scale = row ? DecodeScale::kRow : DecodeScale::kBlock,
+                             .out = into,
+                             .inexact = {}});
+  return into;
+}
+
+Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandForm& form,
+                           const TensorView& x, const TensorView& offsets) {
+  const bool along_tokens = form.gemm == GemmRole::kWgrad;
+  const auto take = [&](const std::string& block, DType dtype, const Shape& shape) {
+    return scope.take(block, dtype, shape);
+  };
+  TensorView source = x, scale;
+  if (form.from_forward) {
+    const OperandForm f = forward_form(form);
+    const QuantView codes = take_quant("fprop act codes", operand_layout(f, site_, x.dim(0)), take);
+    quantise(call, {GemmRole::kFprop, f.operand, Orientation::kRow, false}, x, offsets, {}, codes);
+    source = dequantised(call, form, codes, offsets,
+                         take("fprop act values", DType::kBf16, forward_values_shape(form, site_, x.dim(0))));
+    if (carries_forward_scale(form)) scale = codes.tensor_scale;
+  }
+  if (!form.spec.quantised()) return {source, along_tokens, {}, scale};
+  const QuantView codes =
+      take_quant(along_tokens ? "column codes" : "row codes", operand_layout(form, site_, x.dim(0)), take);
+  quantise(call,
+           {form.gemm, form.operand, along_tokens ? Orientation::kColumn : Orientation::kRow, call.counting},
+           source, offsets, scale, codes);
+  return {{}, false, codes, {}};
+}
+
+QuantView Linear::forward_weight(const Call& call, ScratchScope& scope, const OperandForm& form,
+                                 bool counted) {
+  const Quantising what{GemmRole::kFprop, OperandRole::kWeight, Orientation::kRow, counted};
+  if (Cached* c = cached(form)) {
+    if (!c->valid) {
+      quantise(call, what, stacked_weight(), {}, {}, c->held.codes);
+      c->valid = true;
+    }
+    return c->held.codes;
+  }
+  const QuantView codes = take_quant("weight codes", operand_layout(form, site_, 0),
+                                     [&](const std::string& block, DType dtype, const Shape& shape) {
+                                       return scope.take(block, dtype, shape);
+                                     });
+  quantise(call, what, stacked_weight(), {}, {}, codes);
+  return codes;
+}
+
+// Fills what a dgrad weight is multiplied from: codes, or dequantised values with their old scale.
+void Linear::make_weight(const Call& call, ScratchScope& scope, const OperandForm& form, CachedOperand& into,
+                         TensorView& scale) {
+  TensorView source = stacked_weight();
+  if (form.from_forward) {
+    const QuantView codes = forward_weight(call, scope, forward_form(form), false);
+    if (into.values.empty()) {
+      into.values = scope.take("fprop weight values", DType::kBf16, forward_values_shape(form, site_, 0));
+    }
+    source = dequantised(call, form, codes, {}, into.values);
+    if (carries_forward_scale(form)) scale = codes.tensor_scale;
+  }
+  if (form.spec.quantised()) {
+    quantise(call, {form.gemm, form.operand, Orientation::kColumn, call.counting}, source, {}, scale,
+             into.codes);
+  }
+}
+
+Operand Linear::weight(const Call& call, ScratchScope& scope, const OperandForm& form) {
+  const bool transposed = form.gemm == GemmRole::kDgrad;
+  if (!form.spec.quantised() && !form.from_forward) return {operand_of(param_), transposed, {}, {}};
+  if (!transposed) return {{}, false, forward_weight(call, scope, form, call.counting), {}};
+
+  Cached* c = cached(form);
+  CachedOperand made;
+  TensorView scale;
+  if (c && c->valid) {
+    made = c->held;
+    // Kept only when fprop's codes are: their scale is still there.
+    if (carries_forward_scale(form))
+      scale = forward_weight(call, scope, forward_form(form), false).tensor_scale;
+  } else {
+    if (c) {
+      made = c->held;
+    } else if (form.spec.quantised()) {
+      made.codes = take_quant("weight codes", operand_layout(form, site_, 0),
+                              [&](const std::string& block, DType dtype, const Shape& shape) {
+                                return scope.take(block, dtype, shape);
+                              });
+    }
+    make_weight(call, scope, form, made, scale);
+    if (c) c->valid = true;
+  }
+  if (form.spec.quantised()) return {{}, false, made.codes, {}};
+  return {made.values.reshape(operand_of(param_).shape), true, {}, scale};
+}
+
+// Products -------------------------------------------------------------------------------------------
+
+void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets,
+                     const TensorView& out) {
+  ScratchScope scope(call.scratch);
+  const Operand a = activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets);
+  const Operand b = weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight));
+  note(GemmRole::kFprop, a, b);
+  if (site_.groups > 0) {
+    run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = out});
+  } else {
+    run(call.queue, Gemm{.a = a, .b = b, .out = out, .accumulate = false});
+  }
+}
+
+void Linear::backward(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets,
+                      const TensorView& dx) {
+  wgrad(call, x, dy, offsets);
+  dgrad(call, dy, offsets, dx);
+}
+
+void Linear::dgrad(const Call& call, const TensorView& dy, const TensorView& offsets, const TensorView& dx) {
+  ScratchScope scope(call.scratch);
+  const Operand a = activation(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kGrad), dy, offsets);
+  const Operand b = weight(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kWeight));
+  note(GemmRole::kDgrad, a, b);
+  if (site_.groups > 0) {
+    run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = dx});
+  } else {
+    run(call.queue, Gemm{.a = a, .b = b, .out = dx, .accumulate = false});
+  }
+}
+
+void Linear::wgrad(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets) {
+  // BF16 buffers hold one micro-batch; the plan widens them where several are summed.
+  const bool accumulate = param_.gradient.dtype == DType::kF32;
+  FP4T_CHECK(accumulate || !gradient_written_, param_.info.name,
+             ": a second micro-batch needs an FP32 gradient buffer");
+  gradient_written_ = true;
+  ScratchScope scope(call.scratch);
+  const Operand a = activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kGrad), dy, offsets);
+  const Operand b = activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kAct), x, offsets);
+  note(GemmRole::kWgrad, a, b);
+  if (site_.groups > 0) {
+    run(call.queue,
+        GroupedGemmK{.a = a, .b = b, .offsets = offsets, .out = param_.gradient, .accumulate = accumulate});
+  } else {
+    run(call.queue, Gemm{.a = a, .b = b, .out = param_.gradient, .accumulate = accumulate});
+  }
+}
+
+// Log ------------------------------------------------------------------------------------------------
+
+void Linear::note(GemmRole gemm, const Operand& a, const Operand& b) {
+  std::string& line = kernels_[static_cast<size_t>(gemm)];
+  if (!line.empty()) return;
+  const auto name = [](const Operand& o) {
+    if (!o.codes.empty()) return name_of(o.codes.spec.format);
+    return o.values.dtype == DType::kF32 ? "fp32" : "bf16";
+  };
+  line = std::string(name(a)) + " x " + name(b);
+}
+
+void Linear::append_kernels(std::vector<std::string>& lines) const {
+  for (const GemmRole gemm : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
+    const std::string& formats = kernels_[static_cast<size_t>(gemm)];
+    if (formats.empty()) continue;
+    const std::string place =
+        site_.module == Module::kHead ? "" : "layers." + std::to_string(site_.layer) + " ";
+    lines.push_back(place + name_of(site_.module) + " " + name_of(gemm) + " " + formats + ": cpu fp32 fma");
+  }
+}
+
+}  // namespace fp4t

@@ -1,0 +1,83 @@
+// One linear layer, or the same layer of every expert: y = x W^T and its two gradients, each product with
+// the operands that the precision table asks for. The only reader of the table's cells.
+//
+// Codes of weights are kept from one use to the next where the same inputs give the same codes; whatever
+// is drawn anew (stochastic rounding, fresh rotation signs) is made for each product.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/model/call.h"
+#include "engine/model/params.h"
+#include "engine/plan/layout.h"
+#include "kernels/ops/gemm.h"
+#include "kernels/ops/quantize.h"
+
+namespace fp4t {
+
+class Linear {
+ public:
+  // Takes the kept codes from `run_arena`; `stats` are the site's monitors, F64 [6, kNumQuantStats].
+  Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena, const TensorView& stats);
+
+  // out [rows, out] = x [rows, in] W^T. `offsets` I32 [E + 1] cuts the rows by expert; empty otherwise.
+  void forward(const Call& call, const TensorView& x, const TensorView& offsets, const TensorView& out);
+
+  // dx [rows, in] = dy W, and W's gradient += dy^T x. x is forward's input.
+  void backward(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets,
+                const TensorView& dx);
+
+  void weights_changed();
+  void gradient_zeroed() { gradient_written_ = false; }
+
+  const GemmSite& site() const { return site_; }
+  // One line a product that has run: "layers.0 attn.qkv fprop nvfp4 x nvfp4: cpu fp32 fma".
+  void append_kernels(std::vector<std::string>& lines) const;
+
+ private:
+  struct Cached {
+    OperandForm form;
+    CachedOperand held;
+    bool valid = false;
+  };
+  // What identifies an operand's draws, and where its monitors go.
+  struct Quantising {
+    GemmRole gemm;
+    OperandRole operand;
+    Orientation orientation;
+    bool counted;
+  };
+
+  void dgrad(const Call& call, const TensorView& dy, const TensorView& offsets, const TensorView& dx);
+  void wgrad(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets);
+
+  OperandForm form_of(const Call& call, GemmRole gemm, OperandRole operand) const;
+  Operand activation(const Call& call, ScratchScope& scope, const OperandForm& form, const TensorView& x,
+                     const TensorView& offsets);
+  Operand weight(const Call& call, ScratchScope& scope, const OperandForm& form);
+  // Codes of a weight as fprop multiplies them.
+  QuantView forward_weight(const Call& call, ScratchScope& scope, const OperandForm& form, bool counted);
+  void make_weight(const Call& call, ScratchScope& scope, const OperandForm& form, CachedOperand& into,
+                   TensorView& scale);
+  TensorView dequantised(const Call& call, const OperandForm& form, const QuantView& codes,
+                         const TensorView& offsets, const TensorView& into);
+  void quantise(const Call& call, const Quantising& what, const TensorView& x, const TensorView& offsets,
+                const TensorView& input_scale, const QuantView& out);
+
+  Cached* cached(const OperandForm& form);
+  TensorView stacked_weight() const;  // [matrices * out, in]
+  void note(GemmRole gemm, const Operand& a, const Operand& b);
+
+  GemmSite site_;
+  Param& param_;
+  TensorView stats_;
+  std::vector<Cached> cache_;
+  bool gradient_written_ = false;
+  std::string kernels_[3];  // by GemmRole
+};
+
+// Index of an operand among a site's monitors.
+int stats_row(GemmRole gemm, OperandRole operand);
+
+}  // namespace fp4t

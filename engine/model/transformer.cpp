@@ -1,0 +1,417 @@
+#include "engine/model/transformer.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "engine/model/block.h"
+#include "engine/model/call.h"
+#include "engine/model/monitors.h"
+#include "engine/model/rope.h"
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+
+struct Transformer::Impl {
+  Impl(Queue& queue, const Plan& plan, Poison poison);
+
+  TensorView forward(const Pass& pass, const TokenBatch& batch);
+  void backward(const Pass& pass, const TokenBatch& batch, const TensorView& dlogits);
+  TensorView decode(const Pass& pass, const DecodeRows& rows);
+
+  enum class Phase : uint8_t { kNone, kTrain, kDecode };
+
+  void build_blocks();
+  void enter(Phase next);
+  Call make_call(const Pass& pass, int64_t tokens, bool counting);
+  void upload(const std::vector<int32_t>& values, const TensorView& block);
+  void embed(const Call& call, const TensorView& out);
+  KvCacheView cache_of(int64_t layer, Format format) const;
+  void check_batch(const Pass& pass, const TokenBatch& batch) const;
+  void check_rows(const Pass& pass, const DecodeRows& rows) const;
+  void check_ids(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions) const;
+  void final_norm(const TensorView& x, const TensorView& out, const TensorView& rstd);
+
+  Queue& queue;
+  const Plan& plan;
+  ModelDims dims;
+  Arena run_arena, step_arena, scratch;
+  ParamSet params;
+  StateBlocks state;
+  Monitors monitors;
+  std::vector<Block> blocks;
+  std::unique_ptr<Linear> head;
+  Param *embedding, *final_weight;
+
+  TokenBlocks token_blocks;
+  LogitBlocks logits;         // of the training phase
+  std::vector<void*> caches;  // of the decoding phase, a layer each
+
+  // Phases overlay in the step arena: each begins at `phases_mark`, its calls at `calls_mark`.
+  Phase phase = Phase::kNone;
+  int64_t phases_mark = 0, calls_mark = 0;
+
+  // The forward that a backward may continue.
+  struct Kept {
+    BatchActs acts;
+    int64_t tokens;
+    Keep keep;
+  };
+  std::optional<Kept> kept;
+};
+
+Transformer::Impl::Impl(Queue& queue_in, const Plan& plan_in, Poison poison)
+    : queue(queue_in),
+      plan(plan_in),
+      dims(dims_of(plan_in)),
+      run_arena(queue_in, "run", plan_in.memory.run_bytes, poison),
+      step_arena(queue_in, "step", plan_in.memory.step_bytes, poison),
+      scratch(queue_in, "scratch", plan_in.memory.scratch_bytes, poison),
+      params(run_arena, plan_in),
+      state(take_state(dims, static_cast<int64_t>(gemm_sites(plan_in).size()), num_moe_layers(plan_in.model),
+                       ArenaTake{run_arena})),
+      monitors(queue_in, plan_in, state) {
+  FP4T_CHECK(plan.parallel.expert == 1, "experts over ", plan.parallel.expert, " ranks");
+  build_blocks();
+  embedding = &params.find("embed.weight");
+  final_weight = &params.find("norm.weight");
+  const RopeTables rope = rope_tables(plan.model.rope, dims.head_dim, dims.max_positions);
+  queue.copy_from_host(state.cos.data, rope.cos.data(), state.cos.bytes());
+  queue.copy_from_host(state.sin.data, rope.sin.data(), state.sin.bytes());
+
+  // Both phases start above the token blocks: the cache and the activations share memory.
+  const ArenaTake take{step_arena};
+  token_blocks = take_token_blocks(token_block_rows(plan), take);
+  phases_mark = step_arena.used_bytes();
+  enter(Phase::kTrain);
+  params.initialise(queue, plan);
+}
+
+// Makes room for a call: what an earlier call of the same phase left above the phase's own blocks is given
+// back, and another phase's blocks with it.
+void Transformer::Impl::enter(Phase next) {
+  if (phase == next) {
+    step_arena.rewind(calls_mark);
+    return;
+  }
+  step_arena.rewind(phases_mark);
+  if (next == Phase::kTrain) {
+    logits = take_logits(dims, plan.max_tokens, ArenaTake{step_arena});
+  } else {
+    caches.clear();
+    for (int64_t l = 0; l < dims.layers; ++l) {
+      caches.push_back(step_arena.take_bytes("key-value cache", max_cache_bytes(plan)));
+    }
+  }
+  phase = next;
+  calls_mark = step_arena.used_bytes();
+}
+
+void Transformer::Impl::build_blocks() {
+  const std::vector<GemmSite> sites = gemm_sites(plan);
+  int64_t moe_layer = 0;
+  BlockLinears linears;
+  for (size_t i = 0; i < sites.size(); ++i) {
+    const GemmSite& site = sites[i];
+    const bool is_head = site.module == Module::kHead;
+    const std::string name =
+        is_head ? (plan.model.tied_head ? "embed.weight" : "head.weight")
+                : "layers." + std::to_string(site.layer) + "." + name_of(site.module) + ".weight";
+    auto linear = std::make_unique<Linear>(plan, site, params.find(name), run_arena, monitors.site_stats(i));
+    switch (site.module) {
+      case Module::kAttnQkv:
+        linears.qkv = std::move(linear);
+        break;
+      case Module::kAttnOut:
+        linears.out = std::move(linear);
+        break;
+      case Module::kMlpGateUp:
+      case Module::kExpertsGateUp:
+        linears.gate_up = std::move(linear);
+        break;
+      case Module::kMlpDown:
+      case Module::kExpertsDown:
+        linears.down = std::move(linear);
+        break;
+      case Module::kSharedGateUp:
+        linears.shared_gate_up = std::move(linear);
+        break;
+      case Module::kSharedDown:
+        linears.shared_down = std::move(linear);
+        break;
+      default:
+        head = std::move(linear);
+        break;
+    }
+    if (is_head || sites[i + 1].layer == site.layer) continue;
+    const bool is_moe = is_moe_layer(plan.model, site.layer);
+    const TensorView load = is_moe ? monitors.layer_load(moe_layer++) : TensorView{};
+    blocks.emplace_back(plan, site.layer, params, std::move(linears), load);
+    linears = {};
+  }
+}
+
+Call Transformer::Impl::make_call(const Pass& pass, int64_t tokens, bool counting) {
+  return {queue,
+          scratch,
+          dims,
+          pass,
+          counting,
+          tokens,
+          token_blocks.positions.rows(0, tokens),
+          token_blocks.groups.rows(0, tokens),
+          pass.count_load ? monitors.router_sums() : TensorView{},
+          state.cos,
+          state.sin};
+}
+
+// Checks ---------------------------------------------------------------------------------------------
+
+void Transformer::Impl::check_ids(const std::vector<int32_t>& tokens,
+                                  const std::vector<int32_t>& positions) const {
+  FP4T_CHECK_EQ(positions.size(), tokens.size());
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    FP4T_CHECK(tokens[t] >= 0 && tokens[t] < dims.vocabulary, "token ", tokens[t], " at ", t,
+               " is outside the vocabulary of ", dims.vocabulary);
+    FP4T_CHECK(positions[t] >= 0 && positions[t] < dims.max_positions, "position ", positions[t], " at ", t,
+               " is not below model.max_positions ", dims.max_positions);
+  }
+}
+
+void Transformer::Impl::check_batch(const Pass& pass, const TokenBatch& batch) const {
+  FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
+  FP4T_CHECK(batch.size() > 0 && batch.size() <= plan.max_tokens, batch.size(),
+             " tokens in a batch, the plan has room for ", plan.max_tokens);
+  check_ids(batch.tokens, batch.positions);
+  FP4T_CHECK_EQ(batch.targets.size(), batch.tokens.size());
+  FP4T_CHECK_EQ(batch.doc_begin.size(), batch.tokens.size());
+  for (size_t t = 0; t < batch.tokens.size(); ++t) {
+    FP4T_CHECK(batch.targets[t] >= -1 && batch.targets[t] < dims.vocabulary, "target ", batch.targets[t],
+               " at ", t);
+    const auto begin = static_cast<size_t>(batch.doc_begin[t]);
+    FP4T_CHECK(
+        batch.doc_begin[t] >= 0 && begin <= t && (begin == t || batch.doc_begin[t - 1] == batch.doc_begin[t]),
+        "document of token ", t, " begins at ", batch.doc_begin[t]);
+  }
+}
+
+void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) const {
+  FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
+  const auto count = static_cast<int64_t>(rows.tokens.size());
+  FP4T_CHECK(count > 0 && count <= plan.max_decode_tokens, count, " rows to decode, the plan has room for ",
+             plan.max_decode_tokens);
+  check_ids(rows.tokens, rows.positions);
+  FP4T_CHECK_EQ(rows.slots.size(), rows.tokens.size());
+  for (size_t t = 0; t < rows.slots.size(); ++t) {
+    FP4T_CHECK(rows.slots[t] >= 0 && rows.slots[t] < plan.max_cache_slots, "slot ", rows.slots[t], " of ",
+               plan.max_cache_slots);
+    FP4T_CHECK(rows.positions[t] < plan.max_cache_length, "position ", rows.positions[t],
+               " in a cache of length ", plan.max_cache_length);
+  }
+  FP4T_CHECK(static_cast<int64_t>(rows.logit_rows.size()) <= max_logit_rows(plan), rows.logit_rows.size(),
+             " rows of logits, the plan has room for ", max_logit_rows(plan));
+  for (const int32_t r : rows.logit_rows) FP4T_CHECK(r >= 0 && r < count, "logits of row ", r, " of ", count);
+}
+
+// Parts ----------------------------------------------------------------------------------------------
+
+void Transformer::Impl::upload(const std::vector<int32_t>& values, const TensorView& block) {
+  queue.copy_from_host(block.data, values.data(), static_cast<int64_t>(values.size()) * 4);
+}
+
+void Transformer::Impl::embed(const Call& call, const TensorView& out) {
+  run(queue,
+      EmbedForward{
+          .table = operand_of(*embedding), .tokens = token_blocks.tokens.rows(0, call.tokens), .out = out});
+}
+
+void Transformer::Impl::final_norm(const TensorView& x, const TensorView& out, const TensorView& rstd) {
+  run(queue, NormForward{.x = x,
+                         .residual = {},
+                         .weight = final_weight->master,
+                         .eps = static_cast<float>(plan.model.norm_eps),
+                         .sum = {},
+                         .out = out,
+                         .rstd = rstd});
+}
+
+KvCacheView Transformer::Impl::cache_of(int64_t layer, Format format) const {
+  const CacheLayout layout = cache_layout(plan, format);
+  const Shape shape = {plan.max_cache_slots, plan.max_cache_length, dims.kv_width};
+  char* base = static_cast<char*>(caches[static_cast<size_t>(layer)]);
+  KvCacheView view;
+  view.format = format == Format::kMxfp8 ? Format::kMxfp8 : Format::kBf16;
+  view.k = {base, layout.dtype, shape};
+  view.v = {base + layout.values_bytes, layout.dtype, shape};
+  if (format == Format::kMxfp8) {
+    const Shape scales = {shape[0], shape[1], dims.kv_width / 32};
+    view.k_scales = {base + 2 * layout.values_bytes, DType::kU8, scales};
+    view.v_scales = {base + 2 * layout.values_bytes + layout.scales_bytes, DType::kU8, scales};
+  }
+  return view;
+}
+
+// Forward, backward, decode --------------------------------------------------------------------------
+
+TensorView Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
+  check_batch(pass, batch);
+  const int64_t tokens = batch.size();
+  const Keep keep = pass.backward ? keep_for_backward(plan.parallel) : Keep::kNothing;
+  kept.reset();
+  enter(Phase::kTrain);
+  Kept k{take_batch_acts(plan, dims, tokens, keep, ArenaTake{step_arena}), tokens, keep};
+  upload(batch.tokens, token_blocks.tokens);
+  upload(batch.positions, token_blocks.positions);
+  upload(batch.targets, token_blocks.targets);
+  upload(batch.doc_begin, token_blocks.groups);
+
+  const Call call = make_call(pass, tokens, true);
+  embed(call, k.acts.stream[0]);
+  for (size_t l = 0; l < blocks.size(); ++l) {
+    blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
+  }
+  final_norm(k.acts.stream.back(), k.acts.final_in, k.acts.final_rstd);
+  const TensorView out = logits.logits.rows(0, tokens);
+  head->forward(call, k.acts.final_in, {}, out);
+  if (pass.backward) kept = std::move(k);
+  return out;
+}
+
+void Transformer::Impl::backward(const Pass& pass, const TokenBatch& batch, const TensorView& dlogits) {
+  FP4T_CHECK(kept.has_value(), "backward without a forward that kept its activations");
+  FP4T_CHECK_EQ(batch.size(), kept->tokens, "backward of another batch");
+  FP4T_CHECK(pass.forward && pass.backward, "backward without tables");
+  BatchActs& acts = kept->acts;
+  const Call call = make_call(pass, kept->tokens, true);
+  const Call again = make_call(pass, kept->tokens, false);
+  ScratchScope scope(scratch);
+  const StreamScratch s = take_stream_scratch(dims, kept->tokens, ArenaTake{scratch});
+
+  head->backward(call, acts.final_in, dlogits, {}, s.dnorm);
+  run(queue, NormBackward{.x = acts.stream.back(),
+                          .weight = final_weight->master,
+                          .rstd = acts.final_rstd,
+                          .dout = s.dnorm,
+                          .dresidual = {},
+                          .dx = s.dstream,
+                          .dweight = final_weight->gradient});
+  for (size_t l = blocks.size(); l-- > 0;) {
+    if (kept->keep == Keep::kInputs) {
+      // Writes the same bits over the block's output, which nothing reads any more.
+      blocks[l].forward(again, acts.stream[l], acts.layers[l], nullptr, acts.stream[l + 1]);
+    }
+    blocks[l].backward(call, acts.stream[l], acts.layers[l], s);
+  }
+  run(queue, EmbedBackward{.dout = s.dstream,
+                           .tokens = token_blocks.tokens.rows(0, kept->tokens),
+                           .dtable = embedding->gradient});
+  kept.reset();  // gate and up were overwritten
+}
+
+TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
+  check_rows(pass, rows);
+  const auto count = static_cast<int64_t>(rows.tokens.size());
+  const auto num_logits = static_cast<int64_t>(rows.logit_rows.size());
+  kept.reset();
+  enter(Phase::kDecode);
+  const ArenaTake take{step_arena};
+  BatchActs acts = take_batch_acts(plan, dims, count, Keep::kNothing, take);
+  const DecodeHead h = take_decode_head(dims, num_logits, take);
+  upload(rows.tokens, token_blocks.tokens);
+  upload(rows.positions, token_blocks.positions);
+  upload(rows.slots, token_blocks.groups);
+  upload(rows.logit_rows, token_blocks.logit_rows);
+
+  const Call call = make_call(pass, count, true);
+  embed(call, acts.stream[0]);
+  for (size_t l = 0; l < blocks.size(); ++l) {
+    const KvCacheView cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache);
+    blocks[l].forward(call, acts.stream[l], acts.layers[l], &cache, acts.stream[l + 1]);
+  }
+  if (num_logits == 0) return h.logits;
+  run(queue, PermuteRows{.x = acts.stream.back(),
+                         .token_of = token_blocks.logit_rows.rows(0, num_logits),
+                         .out = h.gathered});
+  final_norm(h.gathered, h.final_in, h.final_rstd);
+  head->forward(call, h.final_in, {}, h.logits);
+  return h.logits;
+}
+
+// Interface ------------------------------------------------------------------------------------------
+
+Transformer::Transformer(Queue& queue, Communicator& /*comm*/, const Plan& plan, Poison poison)
+    : impl_(std::make_unique<Impl>(queue, plan, poison)) {}
+Transformer::~Transformer() = default;
+
+ParamSet& Transformer::params() { return impl_->params; }
+const Plan& Transformer::plan() const { return impl_->plan; }
+Queue& Transformer::queue() { return impl_->queue; }
+Arena& Transformer::run_arena() { return impl_->run_arena; }
+
+TensorView Transformer::forward(const Pass& pass, const TokenBatch& batch) {
+  return impl_->forward(pass, batch);
+}
+void Transformer::backward(const Pass& pass, const TokenBatch& batch, TensorView dlogits) {
+  impl_->backward(pass, batch, dlogits);
+}
+TensorView Transformer::decode(const Pass& pass, const DecodeRows& rows) { return impl_->decode(pass, rows); }
+
+TensorView Transformer::dlogits_buffer(int64_t num_tokens) {
+  return impl_->logits.dlogits.rows(0, num_tokens);
+}
+
+Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
+  const TokenBlocks& b = impl_->token_blocks;
+  return {b.targets.rows(0, num_tokens), b.log_prob.rows(0, num_tokens),   b.lse.rows(0, num_tokens),
+          b.entropy.rows(0, num_tokens), b.d_log_prob.rows(0, num_tokens), b.d_lse.rows(0, num_tokens)};
+}
+
+void Transformer::weights_changed() {
+  for (Block& block : impl_->blocks) {
+    for (Linear* l : block.linears()) l->weights_changed();
+  }
+  impl_->head->weights_changed();
+}
+
+void Transformer::zero_gradients() {
+  for (Param& p : impl_->params.params()) {
+    impl_->queue.fill_bytes(p.gradient.data, 0, p.gradient.bytes());
+  }
+  for (Block& block : impl_->blocks) {
+    for (Linear* l : block.linears()) l->gradient_zeroed();
+  }
+  impl_->head->gradient_zeroed();
+}
+
+void Transformer::update_expert_bias(const std::vector<std::vector<int64_t>>& load) {
+  const ModelSpec& model = impl_->plan.model;
+  const auto rate = static_cast<float>(model.moe.balance.bias_rate);
+  if (rate == 0.0f) return;
+  FP4T_CHECK_EQ(static_cast<int64_t>(load.size()), num_moe_layers(model));
+  ScratchScope scope(impl_->scratch);
+  const TensorView counts = scope.take("expert load", DType::kI64, {model.moe.experts});
+  size_t moe_layer = 0;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    if (!is_moe_layer(model, l)) continue;
+    const std::vector<int64_t>& layer = load[moe_layer++];
+    FP4T_CHECK_EQ(static_cast<int64_t>(layer.size()), model.moe.experts);
+    impl_->queue.copy_from_host(counts.data, layer.data(), counts.bytes());
+    const std::string name = "layers." + std::to_string(l) + ".router.bias";
+    run(impl_->queue,
+        UpdateExpertBias{.load = counts, .rate = rate, .bias = impl_->params.find_buffer(name).data});
+  }
+}
+
+RouterSums Transformer::take_router_sums() { return impl_->monitors.take_router_sums(); }
+double Transformer::take_nonfinite() { return impl_->monitors.take_nonfinite(); }
+std::vector<OperandStats> Transformer::take_operand_stats() { return impl_->monitors.take_operand_stats(); }
+
+std::vector<std::string> Transformer::kernels_used() const {
+  std::vector<std::string> lines;
+  for (const Block& block : impl_->blocks) {
+    for (const Linear* l : block.linears()) l->append_kernels(lines);
+  }
+  impl_->head->append_kernels(lines);
+  return lines;
+}
+
+}  // namespace fp4t

@@ -1,0 +1,272 @@
+#include "engine/plan/layout.h"
+
+#include <algorithm>
+
+#include "engine/plan/modules.h"
+#include "kernels/base/arena.h"
+#include "kernels/base/numeric.h"
+
+namespace fp4t {
+
+ModelDims dims_of(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  ModelDims d{};
+  d.layers = m.layers;
+  d.hidden = m.hidden;
+  d.heads = m.heads;
+  d.kv_heads = m.kv_heads;
+  d.head_dim = m.head_dim;
+  d.q_width = m.heads * m.head_dim;
+  d.kv_width = m.kv_heads * m.head_dim;
+  d.qkv_width = d.q_width + 2 * d.kv_width;
+  d.vocabulary = m.vocabulary;
+  d.max_positions = m.max_positions;
+  d.experts = m.moe.experts;
+  d.top_k = m.moe.top_k;
+  d.expert_hidden = m.moe.hidden;
+  d.shared_hidden = shared_width(m);
+  d.mlp_hidden = m.mlp_hidden;
+  d.qk_norm = m.qk_norm;
+  d.act = plan.act;
+  return d;
+}
+
+Keep keep_for_backward(const ParallelSpec& parallel) {
+  return parallel.recompute == "block" ? Keep::kInputs : Keep::kAll;
+}
+
+int64_t num_moe_layers(const ModelSpec& model) {
+  int64_t n = 0;
+  for (int64_t l = 0; l < model.layers; ++l) n += is_moe_layer(model, l) ? 1 : 0;
+  return n;
+}
+
+namespace {
+
+GemmSite site_of(const ModelDims& d, int64_t layer, Module module) {
+  switch (module) {
+    case Module::kAttnQkv:
+      return {layer, module, 0, d.qkv_width, d.hidden};
+    case Module::kAttnOut:
+      return {layer, module, 0, d.hidden, d.q_width};
+    case Module::kMlpGateUp:
+      return {layer, module, 0, 2 * d.mlp_hidden, d.hidden};
+    case Module::kMlpDown:
+      return {layer, module, 0, d.hidden, d.mlp_hidden};
+    case Module::kExpertsGateUp:
+      return {layer, module, d.experts, 2 * d.expert_hidden, d.hidden};
+    case Module::kExpertsDown:
+      return {layer, module, d.experts, d.hidden, d.expert_hidden};
+    case Module::kSharedGateUp:
+      return {layer, module, 0, 2 * d.shared_hidden, d.hidden};
+    case Module::kSharedDown:
+      return {layer, module, 0, d.hidden, d.shared_hidden};
+    default:
+      return {layer, Module::kHead, 0, d.vocabulary, d.hidden};
+  }
+}
+
+}  // namespace
+
+std::vector<GemmSite> gemm_sites(const Plan& plan) {
+  const ModelDims d = dims_of(plan);
+  std::vector<GemmSite> sites;
+  for (int64_t l = 0; l < d.layers; ++l) {
+    for (int m = 0; m < kNumGemmModules; ++m) {
+      const auto module = static_cast<Module>(m);
+      if (layer_has(plan.model, l, module)) sites.push_back(site_of(d, l, module));
+    }
+  }
+  sites.push_back(site_of(d, d.layers, Module::kHead));
+  return sites;
+}
+
+int64_t site_rows(const ModelDims& dims, const GemmSite& site, int64_t tokens) {
+  return site.groups > 0 ? tokens * dims.top_k : tokens;
+}
+
+std::vector<TablePair> table_pairs(const Plan& plan) {
+  std::vector<TablePair> pairs;
+  for (const StagePlan& stage : plan.stages) {
+    for (const auto& f : stage.precision.forward.spans) {
+      for (const auto& b : stage.precision.backward.spans) {
+        const bool meet = std::max(f.begin, b.begin) < std::min(f.end, b.end);
+        // A stage without steps still evaluates with its last tables.
+        if (meet || stage.steps == 0) pairs.push_back({&f.table, &b.table});
+      }
+    }
+    for (const auto& s : stage.precision.sampler.spans) pairs.push_back({&s.table, nullptr});
+  }
+  return pairs;
+}
+
+namespace {
+
+QuantSpec without_source(QuantSpec spec) {
+  spec.source = Source::kTensor;
+  return spec;
+}
+
+bool is_repeatable(const QuantSpec& spec) {
+  if (spec.format != Format::kNvfp4) return true;
+  const bool fresh = spec.hadamard != 0 && spec.signs == Signs::kFresh;
+  return spec.rounding == Rounding::kNearest && !fresh;
+}
+
+const QuantSpec& backward_spec(GemmRole gemm, OperandRole operand, const BackwardCell& cell) {
+  if (gemm == GemmRole::kDgrad) return operand == OperandRole::kGrad ? cell.dgrad_grad : cell.dgrad_weight;
+  return operand == OperandRole::kGrad ? cell.wgrad_grad : cell.wgrad_act;
+}
+
+}  // namespace
+
+OperandForm operand_form(GemmRole gemm, OperandRole operand, const ForwardCell& forward,
+                         const BackwardCell* backward) {
+  OperandForm form;
+  form.gemm = gemm;
+  form.operand = operand;
+  const QuantSpec& of_forward = operand == OperandRole::kWeight ? forward.weight : forward.act;
+  if (gemm == GemmRole::kFprop) {
+    form.spec = without_source(of_forward);
+    return form;
+  }
+  FP4T_CHECK(backward != nullptr, name_of(gemm), " without a backward table");
+  const QuantSpec& spec = backward_spec(gemm, operand, *backward);
+  form.spec = without_source(spec);
+  form.from_forward =
+      operand != OperandRole::kGrad && spec.source == Source::kForward && of_forward.quantised();
+  if (form.from_forward) {
+    form.forward = without_source(of_forward);
+    FP4T_CHECK(form.forward.hadamard == 0, "source forward of a rotated operand");
+    FP4T_CHECK(
+        form.forward.scale_scope == ScaleScope::kTensor || form.forward.scale_round == ScaleRound::kPow2,
+        "source forward with row scales needs powers of two");
+  }
+  return form;
+}
+
+OperandForm forward_form(const OperandForm& form) {
+  OperandForm f;
+  f.operand = form.operand;
+  f.spec = form.forward;
+  return f;
+}
+
+bool is_cacheable(const OperandForm& form) {
+  return form.operand == OperandRole::kWeight && (form.spec.quantised() || form.from_forward) &&
+         is_repeatable(form.spec) && (!form.from_forward || is_repeatable(form.forward));
+}
+
+std::vector<OperandForm> cached_forms(const Plan& plan, const GemmSite& site) {
+  std::vector<OperandForm> forms;
+  const auto add = [&](const OperandForm& form) {
+    if (is_cacheable(form) && std::find(forms.begin(), forms.end(), form) == forms.end()) {
+      forms.push_back(form);
+    }
+  };
+  for (const TablePair& tables : table_pairs(plan)) {
+    const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
+    add(operand_form(GemmRole::kFprop, OperandRole::kWeight, forward, nullptr));
+    if (!tables.backward) continue;
+    const BackwardCell& backward = tables.backward->cell(site.layer, site.module);
+    add(operand_form(GemmRole::kDgrad, OperandRole::kWeight, forward, &backward));
+  }
+  return forms;
+}
+
+bool carries_forward_scale(const OperandForm& form) {
+  return form.from_forward && form.forward.format == Format::kNvfp4 &&
+         form.forward.scale_scope == ScaleScope::kTensor;
+}
+
+QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t rows) {
+  const int64_t n = site.matrices();
+  QuantView v;
+  if (form.gemm == GemmRole::kFprop) {
+    v = form.operand == OperandRole::kWeight
+            ? quant_layout(form.spec, GroupAxis::kRows, n, n * site.out, site.in)
+            : quant_layout(form.spec, GroupAxis::kRows, n, rows, site.in);
+  } else if (form.gemm == GemmRole::kDgrad) {
+    v = form.operand == OperandRole::kWeight
+            ? quant_layout(form.spec, GroupAxis::kRows, n, n * site.in, site.out)
+            : quant_layout(form.spec, GroupAxis::kRows, n, rows, site.out);
+  } else {
+    const GroupAxis axis = site.groups > 0 ? GroupAxis::kCols : GroupAxis::kRows;
+    v = quant_layout(form.spec, axis, n, form.operand == OperandRole::kGrad ? site.out : site.in, rows);
+  }
+  if (carries_forward_scale(form) && form.spec.format == Format::kMxfp8) {
+    v.tensor_scale = {nullptr, DType::kF32, {n}};
+  }
+  return v;
+}
+
+Shape forward_values_shape(const OperandForm& form, const GemmSite& site, int64_t rows) {
+  return form.operand == OperandRole::kWeight ? Shape{site.matrices() * site.out, site.in}
+                                              : Shape{rows, site.in};
+}
+
+namespace {
+
+int64_t quant_bytes(const QuantView& layout) {
+  int64_t bytes = 0;
+  take_quant("", layout, [&](const std::string&, DType dtype, const Shape& shape) {
+    bytes += Arena::block_bytes(shape.elements() * dtype_bytes(dtype));
+    return TensorView{nullptr, dtype, shape};
+  });
+  return bytes;
+}
+
+int64_t operand_scratch_bytes(const OperandForm& form, const GemmSite& site, int64_t rows) {
+  int64_t bytes = 0;
+  const bool cached = is_cacheable(form);
+  if (form.from_forward) {
+    const OperandForm f = forward_form(form);
+    if (!is_cacheable(f)) bytes += quant_bytes(operand_layout(f, site, rows));
+    if (!cached || form.spec.quantised()) {
+      bytes += Arena::block_bytes(forward_values_shape(form, site, rows).elements() * 2);
+    }
+  }
+  if (form.spec.quantised() && !cached) bytes += quant_bytes(operand_layout(form, site, rows));
+  return bytes;
+}
+
+}  // namespace
+
+int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_t rows) {
+  const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
+  const auto pair = [&](GemmRole gemm, OperandRole a, OperandRole b, const BackwardCell* backward) {
+    return operand_scratch_bytes(operand_form(gemm, a, forward, backward), site, rows) +
+           operand_scratch_bytes(operand_form(gemm, b, forward, backward), site, rows);
+  };
+  int64_t bytes = pair(GemmRole::kFprop, OperandRole::kAct, OperandRole::kWeight, nullptr);
+  if (tables.backward) {
+    const BackwardCell& backward = tables.backward->cell(site.layer, site.module);
+    bytes = std::max(bytes, pair(GemmRole::kDgrad, OperandRole::kGrad, OperandRole::kWeight, &backward));
+    bytes = std::max(bytes, pair(GemmRole::kWgrad, OperandRole::kGrad, OperandRole::kAct, &backward));
+  }
+  return bytes;
+}
+
+int64_t token_block_rows(const Plan& plan) {
+  return std::max<int64_t>({plan.max_tokens, plan.max_decode_tokens, plan.max_cache_slots, 1});
+}
+
+CacheLayout cache_layout(const Plan& plan, Format format) {
+  const int64_t values =
+      plan.max_cache_slots * plan.max_cache_length * plan.model.kv_heads * plan.model.head_dim;
+  CacheLayout c;
+  c.dtype = format == Format::kMxfp8 ? DType::kU8 : plan.act;
+  c.values_bytes = align_up(values * dtype_bytes(c.dtype), 64);
+  c.scales_bytes = format == Format::kMxfp8 ? align_up(values / 32, 64) : 0;
+  return c;
+}
+
+int64_t max_cache_bytes(const Plan& plan) {
+  int64_t bytes = 0;
+  for (const TablePair& tables : table_pairs(plan)) {
+    bytes = std::max(bytes, cache_layout(plan, tables.forward->kv_cache).total_bytes());
+  }
+  return bytes;
+}
+
+}  // namespace fp4t

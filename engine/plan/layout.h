@@ -1,0 +1,367 @@
+// What the arenas hold, block by block: one description that engine/plan/memory.cpp prices and
+// engine/model allocates. `take(block, dtype, shape) -> TensorView` is an arena's take, or a counter.
+//
+// Shape legend: T tokens of a call, R = T * top_k rows of the permuted order, D hidden, E experts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/plan/plan.h"
+#include "kernels/base/tensor.h"
+#include "kernels/formats/quant.h"
+
+namespace fp4t {
+
+struct ModelDims {
+  int64_t layers, hidden, heads, kv_heads, head_dim;
+  int64_t q_width, kv_width, qkv_width;  // heads * head_dim, ...
+  int64_t vocabulary, max_positions;
+  int64_t experts, top_k;
+  int64_t expert_hidden, shared_hidden, mlp_hidden;  // FFN widths; shared 0: none
+  bool qk_norm;
+  DType act;
+};
+ModelDims dims_of(const Plan& plan);
+
+// What stays of a forward for what comes after it.
+enum class Keep : uint8_t {
+  kNothing,  // evaluation, decoding
+  kInputs,   // the input of every block; backward runs the block again
+  kAll,
+};
+Keep keep_for_backward(const ParallelSpec& parallel);
+
+// GEMM sites ------------------------------------------------------------------------------------------
+
+// One linear layer: weight [out, in], or [groups, out, in] of experts (groups 0: not experts).
+struct GemmSite {
+  int64_t layer;  // the head: number of layers
+  Module module;
+  int64_t groups;
+  int64_t out, in;
+  int64_t matrices() const { return groups > 0 ? groups : 1; }
+};
+std::vector<GemmSite> gemm_sites(const Plan& plan);
+// Rows that a call of T tokens brings to a site.
+int64_t site_rows(const ModelDims& dims, const GemmSite& site, int64_t tokens);
+
+// A forward table and the backward table of the same steps (null for samplers).
+struct TablePair {
+  const ForwardTable* forward;
+  const BackwardTable* backward;
+};
+std::vector<TablePair> table_pairs(const Plan& plan);
+
+// How one operand reaches its product.
+struct OperandForm {
+  GemmRole gemm = GemmRole::kFprop;
+  OperandRole operand = OperandRole::kAct;
+  QuantSpec spec;             // `source` cleared: the next two say it
+  bool from_forward = false;  // made from fprop's codes instead of the tensor
+  QuantSpec forward;          // those codes; default when not from_forward
+  bool operator==(const OperandForm&) const = default;
+};
+OperandForm operand_form(GemmRole gemm, OperandRole operand, const ForwardCell& forward,
+                         const BackwardCell* backward);
+// Fprop's own form of an operand that is made from fprop's codes.
+OperandForm forward_form(const OperandForm& form);
+// True for weights whose codes (or dequantised values) stay the same until the weights change.
+bool is_cacheable(const OperandForm& form);
+// The cacheable forms of a site over all stages, each once.
+std::vector<OperandForm> cached_forms(const Plan& plan, const GemmSite& site);
+// True when the old tensor scale enters as Quantize.input_scale or Operand.scale.
+bool carries_forward_scale(const OperandForm& form);
+
+// Sizes of the codes of a quantised form; data pointers are null.
+QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t rows);
+// Shape of the BF16 values that a form made from fprop's codes goes through.
+Shape forward_values_shape(const OperandForm& form, const GemmSite& site, int64_t rows);
+// Scratch of the largest of a site's products for a call of this many rows.
+int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_t rows);
+
+template <class Take>
+QuantView take_quant(const std::string& block, QuantView layout, Take&& take) {
+  layout.codes = take(block, DType::kU8, layout.codes.shape);
+  layout.block_scales = take(block, DType::kU8, layout.block_scales.shape);
+  if (layout.tensor_scale.shape.rank() > 0) {
+    layout.tensor_scale = take(block, DType::kF32, layout.tensor_scale.shape);
+  }
+  return layout;
+}
+
+// What a cached form holds: codes, or values of a form that is multiplied as BF16.
+struct CachedOperand {
+  QuantView codes;
+  TensorView values;
+};
+template <class Take>
+CachedOperand take_cached(const OperandForm& form, const GemmSite& site, Take&& take) {
+  CachedOperand c;
+  if (form.spec.quantised()) {
+    c.codes = take_quant("weight codes", operand_layout(form, site, 0), take);
+  } else {
+    c.values = take("weight codes", DType::kBf16, forward_values_shape(form, site, 0));
+  }
+  return c;
+}
+
+// Step arena ------------------------------------------------------------------------------------------
+
+// What one block keeps for its backward.
+struct LayerActs {
+  TensorView attn_in, attn_rstd;      // [T, D], [T]: the first norm
+  TensorView projected_qkv, qk_rstd;  // [T, qkv], [T, heads + kv_heads]: only with qk_norm
+  TensorView qkv;                     // [T, qkv]: rotated, rounded as the cache
+  TensorView attn, lse;               // [T, q], [T, heads]
+  TensorView middle;                  // [T, D]: residual stream between attention and FFN
+  TensorView mlp_in, mlp_rstd;        // [T, D], [T]: the second norm
+  // MoE blocks
+  TensorView router_logits, scores;          // F32 [T, E]
+  TensorView experts, gates, row_of;         // [T, k]
+  TensorView offsets, token_of;              // [E + 1], [R]
+  TensorView expert_out;                     // [R, D]
+  TensorView shared_gate_up, shared_hidden;  // [T, 2 Fs], [T, Fs]
+  // rows of the FFN: R in MoE blocks, T in dense ones
+  TensorView gate_up, hidden;  // [rows, 2F], [rows, F]
+};
+
+template <class Take>
+LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
+  const int64_t T = tokens, R = tokens * d.top_k;
+  LayerActs a;
+  a.attn_in = take("norms", d.act, {T, d.hidden});
+  a.attn_rstd = take("norms", DType::kF32, {T});
+  if (d.qk_norm) {
+    a.projected_qkv = take("attention", d.act, {T, d.qkv_width});
+    a.qk_rstd = take("attention", DType::kF32, {T, d.heads + d.kv_heads});
+  }
+  a.qkv = take("attention", d.act, {T, d.qkv_width});
+  a.attn = take("attention", d.act, {T, d.q_width});
+  a.lse = take("attention", DType::kF32, {T, d.heads});
+  a.middle = take("residual stream", d.act, {T, d.hidden});
+  a.mlp_in = take("norms", d.act, {T, d.hidden});
+  a.mlp_rstd = take("norms", DType::kF32, {T});
+  if (is_moe) {
+    a.router_logits = take("router", DType::kF32, {T, d.experts});
+    a.scores = take("router", DType::kF32, {T, d.experts});
+    a.experts = take("router", DType::kI32, {T, d.top_k});
+    a.gates = take("router", DType::kF32, {T, d.top_k});
+    a.row_of = take("router", DType::kI32, {T, d.top_k});
+    a.offsets = take("router", DType::kI32, {d.experts + 1});
+    a.token_of = take("router", DType::kI32, {R});
+    a.expert_out = take("experts", d.act, {R, d.hidden});
+    if (d.shared_hidden > 0) {
+      a.shared_gate_up = take("shared experts", d.act, {T, 2 * d.shared_hidden});
+      a.shared_hidden = take("shared experts", d.act, {T, d.shared_hidden});
+    }
+  }
+  const int64_t rows = is_moe ? R : T, width = is_moe ? d.expert_hidden : d.mlp_hidden;
+  a.gate_up = take(is_moe ? "experts" : "mlp", d.act, {rows, 2 * width});
+  a.hidden = take(is_moe ? "experts" : "mlp", d.act, {rows, width});
+  return a;
+}
+
+// Activations of a packed batch. With Keep::kAll every block has its own LayerActs; otherwise all share
+// one of each kind. `stream[l]` is the input of block l; without any keeping two blocks alternate.
+struct BatchActs {
+  std::vector<TensorView> stream;  // layers + 1 views
+  std::vector<LayerActs> layers;
+  TensorView final_in, final_rstd;  // the last norm
+};
+
+template <class Take>
+BatchActs take_batch_acts(const Plan& plan, const ModelDims& d, int64_t tokens, Keep keep, Take&& take) {
+  BatchActs a;
+  for (int64_t l = 0; l <= d.layers; ++l) {
+    const bool reuse = keep == Keep::kNothing && l >= 2;
+    a.stream.push_back(reuse ? a.stream[static_cast<size_t>(l - 2)]
+                             : take("residual stream", d.act, {tokens, d.hidden}));
+  }
+  int64_t first_of_kind[2] = {-1, -1};
+  for (int64_t l = 0; l < d.layers; ++l) {
+    const bool is_moe = is_moe_layer(plan.model, l);
+    int64_t& first = first_of_kind[is_moe ? 1 : 0];
+    const bool reuse = keep != Keep::kAll && first >= 0;
+    a.layers.push_back(reuse ? a.layers[static_cast<size_t>(first)]
+                             : take_layer_acts(d, is_moe, tokens, take));
+    if (!reuse) first = l;
+  }
+  a.final_in = take("norms", d.act, {tokens, d.hidden});
+  a.final_rstd = take("norms", DType::kF32, {tokens});
+  return a;
+}
+
+// Below every phase: integers of the batch and per-token values of the loss.
+struct TokenBlocks {
+  TensorView tokens, positions, targets, groups;  // I32; groups: doc_begin, or slots when decoding
+  TensorView logit_rows;                          // I32
+  TensorView log_prob, lse, entropy, d_log_prob, d_lse;
+};
+int64_t token_block_rows(const Plan& plan);
+
+template <class Take>
+TokenBlocks take_token_blocks(int64_t rows, Take&& take) {
+  TokenBlocks b;
+  for (TensorView* v : {&b.tokens, &b.positions, &b.targets, &b.groups, &b.logit_rows}) {
+    *v = take("token buffers", DType::kI32, {rows});
+  }
+  for (TensorView* v : {&b.log_prob, &b.lse, &b.entropy, &b.d_log_prob, &b.d_lse}) {
+    *v = take("token buffers", DType::kF32, {rows});
+  }
+  return b;
+}
+
+struct LogitBlocks {
+  TensorView logits, dlogits;
+};
+template <class Take>
+LogitBlocks take_logits(const ModelDims& d, int64_t tokens, Take&& take) {
+  LogitBlocks b;
+  b.logits = take("logits", DType::kF32, {tokens, d.vocabulary});
+  b.dlogits = take("logits", d.act, {tokens, d.vocabulary});
+  return b;
+}
+
+// Bytes of one layer's key-value cache in a format; its four parts follow one another, 64-byte aligned.
+struct CacheLayout {
+  DType dtype;
+  int64_t values_bytes, scales_bytes;  // of k; v has as many
+  int64_t total_bytes() const { return 2 * (values_bytes + scales_bytes); }
+};
+CacheLayout cache_layout(const Plan& plan, Format format);
+int64_t max_cache_bytes(const Plan& plan);
+
+// Logit rows that a decode call may ask for.
+inline int64_t max_logit_rows(const Plan& plan) { return plan.max_cache_slots; }
+
+struct DecodeHead {
+  TensorView gathered, final_in, final_rstd, logits;
+};
+template <class Take>
+DecodeHead take_decode_head(const ModelDims& d, int64_t rows, Take&& take) {
+  DecodeHead h;
+  h.gathered = take("decode logits", d.act, {rows, d.hidden});
+  h.final_in = take("decode logits", d.act, {rows, d.hidden});
+  h.final_rstd = take("decode logits", DType::kF32, {rows});
+  h.logits = take("decode logits", DType::kF32, {rows, d.vocabulary});
+  return h;
+}
+
+// Scratch arena ---------------------------------------------------------------------------------------
+
+struct ForwardScratch {
+  TensorView qkv;         // [T, qkv]: before rotation, without qk_norm
+  TensorView projected;   // [T, D]: output of attention, of a dense FFN
+  TensorView permuted;    // [R, D]
+  TensorView shared_out;  // [T, D]
+};
+template <class Take>
+ForwardScratch take_forward_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
+  ForwardScratch s;
+  if (!d.qk_norm) s.qkv = take("block forward", d.act, {tokens, d.qkv_width});
+  s.projected = take("block forward", d.act, {tokens, d.hidden});
+  if (is_moe) {
+    s.permuted = take("block forward", d.act, {tokens * d.top_k, d.hidden});
+    if (d.shared_hidden > 0) s.shared_out = take("block forward", d.act, {tokens, d.hidden});
+  }
+  return s;
+}
+
+// For a whole backward: gradients of the residual stream and of a norm's output.
+struct StreamScratch {
+  TensorView dstream, dnorm;  // [T, D]
+};
+template <class Take>
+StreamScratch take_stream_scratch(const ModelDims& d, int64_t tokens, Take&& take) {
+  StreamScratch s;
+  s.dstream = take("backward stream", d.act, {tokens, d.hidden});
+  s.dnorm = take("backward stream", d.act, {tokens, d.hidden});
+  return s;
+}
+
+struct FfnScratch {
+  TensorView permuted;                 // [R, D]: input of the experts again
+  TensorView drows;                    // [R, D]: gradient of the experts' outputs, then of their inputs
+  TensorView dhidden;                  // [rows, F]
+  TensorView dgates, drouter;          // F32 [T, k], [T, E]
+  TensorView drouter_in;               // F32 [T, D]
+  TensorView dshared, dshared_hidden;  // [T, D], [T, Fs]
+};
+template <class Take>
+FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
+  const int64_t R = tokens * d.top_k;
+  FfnScratch s;
+  if (!is_moe) {
+    s.dhidden = take("ffn backward", d.act, {tokens, d.mlp_hidden});
+    return s;
+  }
+  s.permuted = take("ffn backward", d.act, {R, d.hidden});
+  s.drows = take("ffn backward", d.act, {R, d.hidden});
+  s.dhidden = take("ffn backward", d.act, {R, d.expert_hidden});
+  s.dgates = take("ffn backward", DType::kF32, {tokens, d.top_k});
+  s.drouter = take("ffn backward", DType::kF32, {tokens, d.experts});
+  s.drouter_in = take("ffn backward", DType::kF32, {tokens, d.hidden});
+  if (d.shared_hidden > 0) {
+    s.dshared = take("ffn backward", d.act, {tokens, d.hidden});
+    s.dshared_hidden = take("ffn backward", d.act, {tokens, d.shared_hidden});
+  }
+  return s;
+}
+
+struct AttentionScratch {
+  TensorView dattn, dqkv;  // [T, q], [T, qkv]
+};
+template <class Take>
+AttentionScratch take_attention_scratch(const ModelDims& d, int64_t tokens, Take&& take) {
+  AttentionScratch s;
+  s.dattn = take("attention backward", d.act, {tokens, d.q_width});
+  s.dqkv = take("attention backward", d.act, {tokens, d.qkv_width});
+  return s;
+}
+
+// Run arena -------------------------------------------------------------------------------------------
+
+struct ParamBlocks {
+  TensorView master, copy, gradient;
+};
+inline DType master_dtype(const ParamInfo& p, const DtypesSpec& dtypes) {
+  return p.role == ParamRole::kNorm || p.role == ParamRole::kRouter ? DType::kF32 : dtypes.masters;
+}
+// Whether products read a BF16 copy instead of the master.
+inline bool has_copy(const ParamInfo& p, const Plan& plan) {
+  return plan.act == DType::kBf16 && p.role != ParamRole::kNorm && p.role != ParamRole::kRouter &&
+         plan.dtypes.masters != DType::kBf16;
+}
+template <class Take>
+ParamBlocks take_param(const ParamInfo& p, const Plan& plan, Take&& take) {
+  ParamBlocks b;
+  b.master = take("masters", master_dtype(p, plan.dtypes), p.shape);
+  if (has_copy(p, plan)) b.copy = take("BF16 copies", DType::kBf16, p.shape);
+  b.gradient = take("gradients", p.gradient, p.shape);
+  return b;
+}
+
+// Monitors: operands of a site in the order (fprop act, weight; dgrad grad, weight; wgrad grad, act).
+inline constexpr int kOperandsPerSite = 6;
+
+struct StateBlocks {
+  TensorView cos, sin;       // F32 [max_positions, head_dim / 2]
+  TensorView operand_stats;  // F64 [sites * 6, kNumQuantStats]
+  TensorView router_sums;    // F64 [2]
+  TensorView load;           // I64 [MoE layers, E]
+};
+template <class Take>
+StateBlocks take_state(const ModelDims& d, int64_t num_sites, int64_t num_moe_layers, Take&& take) {
+  StateBlocks b;
+  b.cos = take("rotary tables", DType::kF32, {d.max_positions, d.head_dim / 2});
+  b.sin = take("rotary tables", DType::kF32, {d.max_positions, d.head_dim / 2});
+  b.operand_stats = take("monitors", DType::kF64, {num_sites * kOperandsPerSite, kNumQuantStats});
+  b.router_sums = take("monitors", DType::kF64, {2});
+  b.load = take("monitors", DType::kI64, {num_moe_layers, d.experts});
+  return b;
+}
+int64_t num_moe_layers(const ModelSpec& model);
+
+}  // namespace fp4t
