@@ -97,7 +97,7 @@ class MixedCorpus : public Corpus {
   }
 
   Mixture mixture_;
-  std::vector<std::unique_ptr<Source>> sources_;
+  std::vector<std::unique_ptr<DataSource>> sources_;
   std::vector<std::string> names_;
   std::string options_;
 };

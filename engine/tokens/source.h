@@ -12,9 +12,9 @@
 
 namespace fp4t {
 
-class Source {
+class DataSource {
  public:
-  virtual ~Source() = default;
+  virtual ~DataSource() = default;
   virtual Sequence sequence(int64_t n) const = 0;
   virtual std::vector<Sequence> held_out(int64_t max_tokens) const = 0;
   virtual std::string fingerprint() const = 0;
@@ -27,10 +27,10 @@ class Source {
 std::vector<Sequence> pack_documents(const std::vector<std::vector<int32_t>>& documents, int64_t length,
                                      int32_t end_of_document);
 
-std::unique_ptr<Source> make_document_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
-                                             uint32_t index, const Tokenizer& tokenizer);
-std::unique_ptr<Source> make_generated_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
-                                              uint32_t index, const Tokenizer& tokenizer);
+std::unique_ptr<DataSource> make_document_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
+                                                 uint32_t index, const Tokenizer& tokenizer);
+std::unique_ptr<DataSource> make_generated_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
+                                                  uint32_t index, const Tokenizer& tokenizer);
 
 // Documents of a text or jsonl source in file order. Throws MissingInputError, BadDataError.
 struct Documents {

@@ -31,7 +31,7 @@ void fill_up(Sequence& s, int64_t length, int32_t end_of_document) {
   std::fill(s.targets.begin() + static_cast<int64_t>(before), s.targets.end(), -1);
 }
 
-class DocumentSource : public Source {
+class DocumentSource : public DataSource {
  public:
   DocumentSource(const DataSourceSpec& spec, int64_t length, uint64_t seed, uint32_t index,
                  const Tokenizer& tokenizer)
@@ -90,7 +90,7 @@ class DocumentSource : public Source {
   std::vector<Sequence> sequences_, held_out_;
 };
 
-class GeneratedSource : public Source {
+class GeneratedSource : public DataSource {
  public:
   GeneratedSource(const DataSourceSpec& spec, int64_t length, uint64_t seed, uint32_t index,
                   const Tokenizer& tokenizer)
@@ -175,13 +175,13 @@ std::vector<Sequence> pack_documents(const std::vector<std::vector<int32_t>>& do
   return sequences;
 }
 
-std::unique_ptr<Source> make_document_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
-                                             uint32_t index, const Tokenizer& tokenizer) {
+std::unique_ptr<DataSource> make_document_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
+                                                 uint32_t index, const Tokenizer& tokenizer) {
   return std::make_unique<DocumentSource>(spec, length, seed, index, tokenizer);
 }
 
-std::unique_ptr<Source> make_generated_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
-                                              uint32_t index, const Tokenizer& tokenizer) {
+std::unique_ptr<DataSource> make_generated_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
+                                                  uint32_t index, const Tokenizer& tokenizer) {
   return std::make_unique<GeneratedSource>(spec, length, seed, index, tokenizer);
 }
 
