@@ -1,0 +1,29 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "engine/metrics/metrics.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+void write_text_file(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".tmp";
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  bool good = fd >= 0;
+  for (size_t done = 0; good && done < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    good = n > 0;
+    if (good) done += static_cast<size_t>(n);
+  }
+  good = good && ::fsync(fd) == 0;
+  const int reason = errno;
+  if (fd >= 0) ::close(fd);
+  if (good && std::rename(temporary.c_str(), path.c_str()) == 0) return;
+  throw SaveError(detail::concat("cannot write ", path, ": ", std::strerror(good ? errno : reason)));
+}
+
+}  // namespace fp4t

@@ -1,0 +1,102 @@
+#include "engine/metrics/metrics.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/metrics/tensorboard.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no NaN or Inf; they become texts, so that no reader takes them for a missing value.
+Json number(double x) {
+  if (std::isfinite(x)) return x;
+  return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+}
+
+// Cuts the file after its first `lines` lines (or where the last whole line ends, when there are fewer);
+// returns how many are left.
+int64_t keep_first_lines(const std::string& path, int64_t lines) {
+  std::ifstream in(path, std::ios::binary);
+  int64_t kept = 0, bytes = 0;
+  std::string line;
+  while (kept < lines && std::getline(in, line) && !in.eof()) {
+    bytes += static_cast<int64_t>(line.size()) + 1;
+    ++kept;
+  }
+  in.close();
+  if (kept > 0 && ::truncate(path.c_str(), bytes) != 0) {
+    throw SaveError(detail::concat("cannot cut ", path, ": ", std::strerror(errno)));
+  }
+  return kept;
+}
+
+}  // namespace
+
+struct MetricsWriter::Impl {
+  std::FILE* file = nullptr;
+  std::string path;
+  int64_t lines = 0;
+  std::unique_ptr<TensorBoardFile> board;
+
+  void append(const std::string& line) {
+    const bool good = std::fwrite(line.data(), 1, line.size(), file) == line.size() &&
+                      std::fputc('\n', file) == '\n' && std::fflush(file) == 0;
+    if (!good) throw SaveError(detail::concat("cannot write ", path, ": ", std::strerror(errno)));
+    ++lines;
+  }
+  ~Impl() {
+    if (file) std::fclose(file);
+  }
+};
+
+MetricsWriter::MetricsWriter(const std::string& run_dir, int64_t keep_lines, const std::string& header_json)
+    : impl_(std::make_unique<Impl>()) {
+  std::filesystem::create_directories(run_dir);
+  impl_->path = run_dir + "/metrics.jsonl";
+  const int64_t kept = keep_lines > 0 ? keep_first_lines(impl_->path, keep_lines) : 0;
+  impl_->file = std::fopen(impl_->path.c_str(), kept > 0 ? "ab" : "wb");
+  if (!impl_->file) throw SaveError(detail::concat("cannot write ", impl_->path, ": ", std::strerror(errno)));
+  impl_->lines = kept;
+  if (kept == 0) impl_->append(header_json);
+  impl_->board = std::make_unique<TensorBoardFile>(run_dir + "/tensorboard");
+}
+
+MetricsWriter::~MetricsWriter() = default;
+
+int64_t MetricsWriter::lines() const { return impl_->lines; }
+
+void MetricsWriter::write(const std::string& kind, const std::string& stage, int64_t step,
+                          int64_t global_step, const MetricsRecord& record) {
+  Json line;
+  line["kind"] = kind;
+  line["stage"] = stage;
+  line["step"] = step;
+  std::vector<std::pair<std::string, double>> scalars;
+  for (const auto& [name, value] : record.numbers) {
+    line[name] = number(value);
+    scalars.emplace_back(stage + "/" + (kind == "step" ? "" : kind + "/") + name, value);
+  }
+  for (const auto& [name, text] : record.texts) line[name] = text;
+  for (const auto& [name, values] : record.lists) {
+    Json list = Json::array();
+    for (double v : values) list.push_back(number(v));
+    line[name] = std::move(list);
+  }
+  impl_->append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  impl_->board->write(global_step, static_cast<double>(std::time(nullptr)), scalars);
+}
+
+}  // namespace fp4t

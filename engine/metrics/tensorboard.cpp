@@ -1,0 +1,90 @@
+#include "engine/metrics/tensorboard.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+constexpr std::array<uint32_t, 256> make_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t c = i;
+    for (int bit = 0; bit < 8; ++bit) c = c & 1 ? 0x82F63B78u ^ (c >> 1) : c >> 1;
+    table[i] = c;
+  }
+  return table;
+}
+constexpr auto kTable = make_table();
+
+template <class T>
+std::string raw(T value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(T)};
+}
+
+std::string varint(uint64_t v) {
+  std::string out;
+  while (v >= 0x80) {
+    out += static_cast<char>(static_cast<uint8_t>(v | 0x80));
+    v >>= 7;
+  }
+  return out + static_cast<char>(static_cast<uint8_t>(v));
+}
+
+// Protobuf fields: key = number << 3 | wire type (0 varint, 1 fixed64, 2 bytes, 5 fixed32).
+std::string bytes_field(int number, const std::string& value) {
+  return varint(static_cast<uint64_t>(number) << 3 | 2) + varint(value.size()) + value;
+}
+
+}  // namespace
+
+uint32_t crc32c(const void* data, size_t size) {
+  const auto* p = static_cast<const uint8_t*>(data);
+  uint32_t c = ~0u;
+  for (size_t i = 0; i < size; ++i) c = kTable[(c ^ p[i]) & 0xFF] ^ (c >> 8);
+  return ~c;
+}
+
+uint32_t masked_crc32c(const void* data, size_t size) {
+  const uint32_t c = crc32c(data, size);
+  return ((c >> 15) | (c << 17)) + 0xA282EAD8u;
+}
+
+TensorBoardFile::TensorBoardFile(const std::string& dir) {
+  std::filesystem::create_directories(dir);
+  const auto now = static_cast<double>(std::time(nullptr));
+  const std::string path =
+      detail::concat(dir, "/events.out.tfevents.", static_cast<int64_t>(now), ".", ::getpid(), ".fp4train");
+  file_ = std::fopen(path.c_str(), "wb");
+  if (!file_) throw SaveError(detail::concat("cannot write ", path, ": ", std::strerror(errno)));
+  record(varint(1 << 3 | 1) + raw(now) + bytes_field(3, "brain.Event:2"));
+}
+
+TensorBoardFile::~TensorBoardFile() { std::fclose(file_); }
+
+void TensorBoardFile::record(const std::string& payload) {
+  const uint64_t length = payload.size();
+  const std::string frame = raw(length) + raw(masked_crc32c(&length, sizeof(length))) + payload +
+                            raw(masked_crc32c(payload.data(), payload.size()));
+  std::fwrite(frame.data(), 1, frame.size(), file_);
+  std::fflush(file_);
+}
+
+void TensorBoardFile::write(int64_t step, double wall_time,
+                            const std::vector<std::pair<std::string, double>>& scalars) {
+  std::string summary;
+  for (const auto& [tag, value] : scalars) {
+    summary += bytes_field(1, bytes_field(1, tag) + varint(2 << 3 | 5) + raw(static_cast<float>(value)));
+  }
+  record(varint(1 << 3 | 1) + raw(wall_time) + varint(2 << 3) + varint(static_cast<uint64_t>(step)) +
+         bytes_field(5, summary));
+}
+
+}  // namespace fp4t

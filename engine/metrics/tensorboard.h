@@ -1,0 +1,32 @@
+// TensorBoard event files, encoded by hand: TFRecord frames (u64 length, masked CRC-32C of it, payload,
+// masked CRC-32C of that) around the protobuf message Event{wall_time = 1, step = 2, file_version = 3,
+// summary = 5 {value = 1 {tag = 1, simple_value = 2}}}.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fp4t {
+
+class TensorBoardFile {
+ public:
+  // Creates <dir>/events.out.tfevents.<seconds>.<pid>.fp4train; one file a process.
+  explicit TensorBoardFile(const std::string& dir);
+  ~TensorBoardFile();
+  TensorBoardFile(const TensorBoardFile&) = delete;
+
+  void write(int64_t step, double wall_time, const std::vector<std::pair<std::string, double>>& scalars);
+
+ private:
+  void record(const std::string& payload);
+  std::FILE* file_ = nullptr;
+};
+
+// CRC-32C (Castagnoli) and TFRecord's mask of it.
+uint32_t crc32c(const void* data, size_t size);
+uint32_t masked_crc32c(const void* data, size_t size);
+
+}  // namespace fp4t
