@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds and runs the tests: the fast ones, or with --all every test that this machine can run.
+#   scripts/test.sh [--all] [--build-dir DIR] [cmake options]
+set -euo pipefail
+source "$(dirname "$0")/packages.sh"
+cd "$root_dir"
+
+label=(-L fast)
+build_dir=build-test
+options=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --all) label=() ;;
+    --build-dir) build_dir="$2"; shift ;;
+    *) options+=("$1") ;;
+  esac
+  shift
+done
+ensure_packages "${build_packages[@]}" "${test_packages[@]}"
+cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON "${options[@]}"
+cmake --build "$build_dir"
+ctest --test-dir "$build_dir" "${label[@]}" --output-on-failure --no-tests=error
