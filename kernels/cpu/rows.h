@@ -1,0 +1,77 @@
+// Rows of BF16 or F32 tensors as FP32 buffers: bodies load a row, compute in FP32 and store it with one
+// rounding. The buffers are their own memory, so loops between load and store vectorise and operands may
+// alias wherever an op allows it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "kernels/base/tensor.h"
+
+namespace fp4t::cpu {
+
+inline float to_f32(float x) { return x; }
+inline float to_f32(Bf16 x) {
+  const uint32_t u = uint32_t{x.bits} << 16;
+  float f;
+  std::memcpy(&f, &u, sizeof(f));
+  return f;
+}
+
+template <class T>
+T from_f32(float x);
+template <>
+inline float from_f32<float>(float x) {
+  return x;
+}
+template <>
+inline Bf16 from_f32<Bf16>(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, sizeof(u));
+  const uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+  const uint32_t quiet = (u >> 16) | 0x40u;
+  return {static_cast<uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
+}
+
+template <class T>
+void load_row(const T* __restrict src, float* __restrict dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = to_f32(src[i]);
+}
+
+template <class T>
+void store_row(const float* __restrict src, T* __restrict dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = from_f32<T>(src[i]);
+}
+
+// Uninitialised FP32 scratch.
+class Scratch {
+ public:
+  explicit Scratch(int64_t n) : data_(std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n))) {}
+  float* get() const { return data_.get(); }
+
+ private:
+  std::unique_ptr<float[]> data_;
+};
+
+// Calls body(T{}) with the element type of a BF16 or F32 tensor.
+template <class Body>
+void for_float_type(DType dtype, const Body& body) {
+  FP4T_CHECK(dtype == DType::kBf16 || dtype == DType::kF32, dtype_name(dtype));
+  if (dtype == DType::kBf16) {
+    body(Bf16{});
+  } else {
+    body(float{});
+  }
+}
+
+// Rows of `width` elements that make one chunk of work; from the width alone.
+inline int64_t rows_per_chunk(int64_t width) {
+  constexpr int64_t kElementsPerChunk = 16384;
+  return width >= kElementsPerChunk ? 1 : kElementsPerChunk / (width < 1 ? 1 : width);
+}
+
+// Tokens whose contributions to a weight's gradient form one partial sum.
+constexpr int64_t kTokensPerPartial = 64;
+
+}  // namespace fp4t::cpu
