@@ -11,7 +11,8 @@ namespace fp4t::cpu {
 namespace {
 
 int64_t checked_token(int32_t token, int64_t vocabulary, const char* op) {
-  FP4T_CHECK(token >= 0 && token < vocabulary, op, ": token ", token, " outside a vocabulary of ", vocabulary);
+  FP4T_CHECK(token >= 0 && token < vocabulary, op, ": token ", token, " outside a vocabulary of ",
+             vocabulary);
   return token;
 }
 

@@ -39,7 +39,7 @@ void norm_forward(Queue& queue, const NormForward& op) {
   float* rstd = op.rstd.as<float>();
   parallel_for(queue, op.x.dim(0), rows_per_chunk(width), [&](int64_t begin, int64_t end) {
     const Scratch scratch(2 * width);
-    float *__restrict row = scratch.get(), *__restrict other = row + width;
+    float* __restrict row = scratch.get(), * __restrict other = row + width;
     for (int64_t t = begin; t < end; ++t) {
       load_row(x + t * width, row, width);
       if (residual) {

@@ -4,20 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 
 #include "kernels/base/tensor.h"
+#include "kernels/formats/bf16.h"
 
 namespace fp4t::cpu {
 
 inline float to_f32(float x) { return x; }
-inline float to_f32(Bf16 x) {
-  const uint32_t u = uint32_t{x.bits} << 16;
-  float f;
-  std::memcpy(&f, &u, sizeof(f));
-  return f;
-}
+inline float to_f32(Bf16 x) { return bf16_to_f32(x); }
 
 template <class T>
 T from_f32(float x);
@@ -27,11 +22,7 @@ inline float from_f32<float>(float x) {
 }
 template <>
 inline Bf16 from_f32<Bf16>(float x) {
-  uint32_t u;
-  std::memcpy(&u, &x, sizeof(u));
-  const uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (u >> 16) | 0x40u;
-  return {static_cast<uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
+  return f32_to_bf16(x);
 }
 
 template <class T>

@@ -32,4 +32,13 @@ FP4T_HD Bf16 f32_to_bf16(float x) {
   return {static_cast<uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
 }
 
+// Stochastic rounding with 16 random bits: up in magnitude if and only if low 16 bits + r >= 65536, so
+// the expected value is x. Infinities and NaN are kept (NaN quiet).
+FP4T_HD Bf16 f32_to_bf16_stochastic(float x, uint32_t r) {
+  const uint32_t u = bits_of(x);
+  const uint32_t rounded = (u + (r & 0xFFFFu)) >> 16;
+  const uint32_t quiet = (u >> 16) | 0x40u;
+  return {static_cast<uint16_t>((u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded)};
+}
+
 }  // namespace fp4t

@@ -7,8 +7,7 @@ namespace fp4t {
 namespace {
 
 void expect_memory(const char* op, const char* field, const TensorView& view) {
-  FP4T_CHECK(view.data != nullptr || view.elements() == 0, op, ".", field, " ", view.shape,
-             " has no memory");
+  FP4T_CHECK(view.data != nullptr || view.elements() == 0, op, ".", field, " ", view.shape, " has no memory");
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ namespace {
 template <class Op>
 void check_heads(const Op& op) {
   expect_rank(Op::kName, "qkv", op.qkv, 2);
-  FP4T_CHECK(op.heads > 0 && op.kv_heads > 0 && op.head_dim > 0 && op.head_dim % 2 == 0, Op::kName, ": heads ",
-             op.heads, ", kv_heads ", op.kv_heads, ", head_dim ", op.head_dim, " (must be even)");
+  FP4T_CHECK(op.heads > 0 && op.kv_heads > 0 && op.head_dim > 0 && op.head_dim % 2 == 0, Op::kName,
+             ": heads ", op.heads, ", kv_heads ", op.kv_heads, ", head_dim ", op.head_dim, " (must be even)");
   const int64_t tokens = op.qkv.dim(0);
   expect_float(Op::kName, "qkv", op.qkv, {tokens, (op.heads + 2 * op.kv_heads) * op.head_dim});
   expect_tensor(Op::kName, "positions", op.positions, DType::kI32, {tokens});

@@ -1,4 +1,7 @@
 // Pieces of optimizer steps. Masters and moments are F32, or BF16 stored by stochastic rounding.
+// Every operation is a single FP32 one, from left to right as written; an update uses the new moments
+// before they are stored. A BF16 copy is the stored master rounded to nearest, so that it can be derived
+// again from a checkpoint.
 #pragma once
 
 #include "kernels/base/philox.h"
@@ -19,6 +22,7 @@ struct AdamWStep {
   TensorView copy;        // optional BF16 [n]: round-to-nearest copy of the new master
   float lr, beta1, beta2, eps, weight_decay, bias1, bias2;
   PhiloxKey store_key;  // BF16 stores: element i of master, m, v uses words 0, 1, 2 of draw i, upper 16 bits
+  int64_t first_element = 0;  // index of element 0 in the logical tensor: draw i is that of first_element + i
   void check() const;
 };
 
@@ -39,8 +43,9 @@ struct MuonMomentum {
   TensorView grad_scale;  // F32 [1]
   TensorView momentum;    // F32 or BF16 [n], updated
   float beta;
-  TensorView update;  // F32 [n]
-  PhiloxKey store_key;
+  TensorView update;    // F32 [n]
+  PhiloxKey store_key;  // momentum uses word 1
+  int64_t first_element = 0;
   void check() const;
 };
 
@@ -51,7 +56,8 @@ struct ApplyUpdate {
   TensorView master;  // F32 or BF16 [n]
   TensorView copy;    // optional BF16 [n]
   float lr, scale, weight_decay;
-  PhiloxKey store_key;
+  PhiloxKey store_key;  // master uses word 0
+  int64_t first_element = 0;
   void check() const;
 };
 
