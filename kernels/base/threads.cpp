@@ -20,7 +20,8 @@ struct ThreadPool::State {
   int64_t n = 0, chunk = 1, num_chunks = 0;
   std::atomic<int64_t> next{0};
   int64_t generation = 0;
-  int busy = 0;
+  bool open = false;  // a job is there to join; the caller closes it when no chunk is left
+  int active = 0;     // workers inside the job
   bool stop = false;
   std::exception_ptr error;
 
@@ -45,10 +46,12 @@ struct ThreadPool::State {
         start.wait(lock, [&] { return stop || generation != seen; });
         if (stop) return;
         seen = generation;
+        if (!open) continue;  // woken too late: others did it all, nobody waits for us
+        ++active;
       }
       work();
       std::lock_guard lock(mutex);
-      if (--busy == 0) finish.notify_one();
+      if (--active == 0) finish.notify_one();
     }
   }
 };
@@ -85,14 +88,15 @@ void ThreadPool::run(int64_t n, int64_t chunk, const std::function<void(int64_t,
     s.chunk = chunk;
     s.num_chunks = chunks;
     s.next = 0;
-    s.busy = static_cast<int>(s.workers.size());
+    s.open = true;
     s.error = nullptr;
     ++s.generation;
   }
   s.start.notify_all();
   s.work();
   std::unique_lock lock(s.mutex);
-  s.finish.wait(lock, [&] { return s.busy == 0; });
+  s.open = false;
+  s.finish.wait(lock, [&] { return s.active == 0; });
   if (s.error) std::rethrow_exception(s.error);
 }
 
