@@ -25,6 +25,7 @@ struct RunSpec {
   std::string resume = "auto";  // auto, never, or a checkpoint folder
   std::string branch_from;      // checkpoint folder to start a new run from
   bool allow_fault_injection = false;
+  bool operator==(const RunSpec&) const = default;
 };
 
 struct RopeSpec {
@@ -36,12 +37,14 @@ struct RopeSpec {
   double beta_fast = 32.0;         // yarn
   double beta_slow = 1.0;          // yarn
   int64_t original_positions = 0;  // llama3, yarn: positions the base model was trained for
+  bool operator==(const RopeSpec&) const = default;
 };
 
 struct BalanceSpec {
   double bias_rate = 0.0;  // step of the selection bias, 0: off
   double aux_loss = 0.0;   // coefficient of the load-balance loss
   double z_loss = 0.0;     // coefficient of the router z-loss
+  bool operator==(const BalanceSpec&) const = default;
 };
 
 struct MoeSpec {
@@ -55,6 +58,7 @@ struct MoeSpec {
   bool normalise = true;           // gates divided by their sum
   double gate_scale = 1.0;
   BalanceSpec balance;
+  bool operator==(const MoeSpec&) const = default;
 };
 
 struct InitSpec {
@@ -62,6 +66,7 @@ struct InitSpec {
   double std = 0.02;            // of every matrix
   bool scale_residual = true;   // attn.out and *.down by 1/sqrt(2 layers) (GPT-2)
   std::string path;             // import: folder with config.json and *.safetensors
+  bool operator==(const InitSpec&) const = default;
 };
 
 struct ModelSpec {
@@ -76,22 +81,26 @@ struct ModelSpec {
   RopeSpec rope;
   MoeSpec moe;
   InitSpec init;
+  bool operator==(const ModelSpec&) const = default;
 };
 
 struct TokenizerSpec {
   std::string kind = "bytes";  // bytes: 256 byte values and <eod> = 256
+  bool operator==(const TokenizerSpec&) const = default;
 };
 
 struct ParallelSpec {
   int64_t expert = 1;
   int64_t zero = 1;
   std::string recompute = "none";  // none, block
+  bool operator==(const ParallelSpec&) const = default;
 };
 
 struct DtypesSpec {
   DType masters = DType::kF32;     // fp32, bf16
   DType moments = DType::kF32;     // fp32, bf16
   DType gradients = DType::kBf16;  // bf16, fp32; head, embedding and router always fp32
+  bool operator==(const DtypesSpec&) const = default;
 };
 
 // Where a value stands in the recipe, for messages.
@@ -112,11 +121,18 @@ struct RuleSpec {
   std::string path;                  // dotted path, "precision.pretrain.forward[2]"
   SourcePlace place;
   bool from_preset = false;
+  // What the rule says, wherever it stands.
+  bool operator==(const RuleSpec& o) const {
+    return modules == o.modules && layers == o.layers && steps == o.steps && gemm == o.gemm &&
+           operand == o.operand && spec == o.spec && scale_scope_given == o.scale_scope_given &&
+           from_preset == o.from_preset;
+  }
 };
 
 struct PrecisionSpec {
   std::string preset;               // "" or a name of NUMERICS.md 0.0
   std::vector<RuleSpec> tables[5];  // indexed by Table (engine/plan/precision.h), overrides first
+  bool operator==(const PrecisionSpec&) const = default;
 };
 
 struct OptimizerSpec {
@@ -129,6 +145,7 @@ struct OptimizerSpec {
   double muon_momentum = 0.95;
   int64_t muon_iterations = 5;
   std::string state = "fresh";  // at the start of a stage: fresh, keep
+  bool operator==(const OptimizerSpec&) const = default;
 };
 
 struct ScheduleSpec {
@@ -136,6 +153,7 @@ struct ScheduleSpec {
   int64_t warmup = 0;           // updates
   double final_fraction = 0.1;  // of the learning rate, reached at the last update
   double decay_fraction = 0.2;  // wsd: the last part of the updates that decays
+  bool operator==(const ScheduleSpec&) const = default;
 };
 
 // A split that both the data and the tasks respect.
@@ -143,6 +161,7 @@ struct HeldOutSpec {
   double fraction = 0.0;  // of documents (text) or problems (sums, countdown)
   uint64_t seed = 0;
   std::string hash;  // generated tasks: XXH3 of the held-out list, checked at start
+  bool operator==(const HeldOutSpec&) const = default;
 };
 
 struct DataSourceSpec {
@@ -157,12 +176,14 @@ struct DataSourceSpec {
   double wrong_fraction = 0.0;     // sums: share of documents whose answer is off by one
   int64_t numbers = 3;             // countdown: numbers a problem
   HeldOutSpec held_out;
+  bool operator==(const DataSourceSpec&) const = default;
 };
 
 struct BatchSpec {
   int64_t tokens = 0;           // a step, over all ranks: micro_sequences * length * a whole number
   int64_t micro_sequences = 1;  // sequences a micro-batch
   int64_t length = 0;           // tokens a sequence
+  bool operator==(const BatchSpec&) const = default;
 };
 
 struct TaskSpec {
@@ -171,6 +192,7 @@ struct TaskSpec {
   int64_t numbers = 3;          // countdown
   HeldOutSpec held_out;
   bool permute_rewards = false;  // control experiment: rewards shuffled over all completions of a step
+  bool operator==(const TaskSpec&) const = default;
 };
 
 struct EvalSpec {
@@ -181,12 +203,14 @@ struct EvalSpec {
   int64_t task_problems = 0;     // 0: all of the held-out problems
   int64_t max_tokens = 16;
   std::vector<std::string> prompts;  // samples to show
+  bool operator==(const EvalSpec&) const = default;
 };
 
 struct CheckpointSpec {
   int64_t every = 0;          // steps; 0: only at the end of the stage
   int64_t every_updates = 0;  // RL: also every so many updates inside a rollout's updates; 0: off
   int64_t keep = 2;
+  bool operator==(const CheckpointSpec&) const = default;
 };
 
 struct PretrainSpec {
@@ -201,6 +225,7 @@ struct PretrainSpec {
   double z_loss = 0.0;                // on the logits' log-sum-exp
   std::string on_nonfinite = "skip";  // skip, stop
   int64_t max_skips = 10;             // consecutive skips before the run stops
+  bool operator==(const PretrainSpec&) const = default;
 };
 
 struct SamplingSpec {
@@ -211,6 +236,7 @@ struct SamplingSpec {
   int64_t max_tokens = 16;
   int64_t max_batch = 512;                       // sequences decoded together
   std::vector<std::string> end_tokens = {"\n"};  // strings of one token, or "<eod>"
+  bool operator==(const SamplingSpec&) const = default;
 };
 
 struct ObjectiveSpec {
@@ -223,6 +249,7 @@ struct ObjectiveSpec {
   int64_t mini_batches = 1;       // optimizer updates an epoch
   int64_t micro_tokens = 16384;   // at most so many tokens a forward-backward
   std::string average = "token";  // token (mean over all tokens), sequence (mean of means)
+  bool operator==(const ObjectiveSpec&) const = default;
 };
 
 struct RlSpec {
@@ -237,6 +264,7 @@ struct RlSpec {
   CheckpointSpec checkpoint;
   std::string on_nonfinite = "skip";
   int64_t max_skips = 10;
+  bool operator==(const RlSpec&) const = default;
 };
 
 using StageSpec = std::variant<PretrainSpec, RlSpec>;
@@ -249,6 +277,7 @@ struct Recipe {
   DtypesSpec dtypes;
   PrecisionSpec precision;
   std::vector<StageSpec> stages;
+  bool operator==(const Recipe&) const = default;
 };
 
 }  // namespace fp4t

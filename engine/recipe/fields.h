@@ -1,0 +1,91 @@
+// The keys of a recipe, each declared once: its name, help, resume class, limits and when it applies
+// stand in the visit functions (fields.cpp, fields_stages.cpp); parsing, printing, documenting and comparing
+// are visitors over them. A key exists if and only if a visit function names it.
+#pragma once
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/recipe/load.h"
+#include "engine/recipe/recipe.h"
+
+namespace fp4t {
+
+// One key. Built in place: course("steps", "...").at_least(1).required().
+struct Field {
+  const char* key;
+  const char* help;
+  ResumeClass resume;
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_open = false;              // low itself is not allowed
+  bool is_required = false;           // when it applies
+  bool applies = true;                // with the other keys as they are; else giving it is an error
+  const char* applies_when = "";      // the condition in words
+  std::vector<std::string> choices;   // names that are allowed; empty: any
+  std::vector<std::string> examples;  // spellings for messages and schema, where free text has a form
+
+  Field(const char* k, const char* h, ResumeClass r) : key(k), help(h), resume(r) {}
+  Field& at_least(double v) { return low = v, *this; }
+  Field& at_most(double v) { return high = v, *this; }
+  Field& above(double v) { return low = v, low_open = true, *this; }
+  Field& one_of(std::vector<std::string> names) { return choices = std::move(names), *this; }
+  Field& like(std::vector<std::string> forms) { return examples = std::move(forms), *this; }
+  Field& required() { return is_required = true, *this; }
+  // Conditions add up; the words of the first that fails are kept.
+  Field& only_if(bool condition, const char* words) {
+    if (applies) applies_when = words;
+    applies = applies && condition;
+    return *this;
+  }
+};
+
+inline Field identity(const char* key, const char* help) { return {key, help, ResumeClass::kIdentity}; }
+inline Field course(const char* key, const char* help) { return {key, help, ResumeClass::kCourse}; }
+inline Field layout(const char* key, const char* help) { return {key, help, ResumeClass::kLayout}; }
+inline Field output(const char* key, const char* help) { return {key, help, ResumeClass::kOutput}; }
+
+class FieldVisitor {
+ public:
+  virtual ~FieldVisitor() = default;
+
+  virtual void value(const Field& field, std::string& v) = 0;
+  virtual void value(const Field& field, int64_t& v) = 0;
+  virtual void value(const Field& field, uint64_t& v) = 0;
+  virtual void value(const Field& field, double& v) = 0;
+  virtual void value(const Field& field, bool& v) = 0;
+  virtual void value(const Field& field, std::vector<std::string>& v) = 0;
+  // One of field.choices, by index.
+  virtual void choice(const Field& field, size_t& index) = 0;
+
+  // A nested map; false: do not descend. Every enter that returned true is closed by leave().
+  virtual bool enter(const Field& field) = 0;
+  // As enter, for a map that may be absent: `present` says whether it is, and becomes whether it shall be.
+  virtual bool enter_optional(const Field& field, bool& present) = 0;
+  // A list of maps with `size` items now; returns the size that it shall have. Closed by leave().
+  virtual size_t enter_list(const Field& field, size_t size) = 0;
+  virtual bool enter_item(size_t index) = 0;
+  // A map with exactly one key out of `kinds` (field's help describes it); `kind` becomes the chosen index.
+  // False: do not descend. Closed by leave().
+  virtual bool enter_kind(size_t index, const std::vector<Field>& kinds, size_t& kind) = 0;
+  virtual void leave() = 0;
+
+  // Precision tables have a syntax of their own; their rules' keys are visit_rule's.
+  virtual void precision(const Field& field, PrecisionSpec& v) = 0;
+};
+
+void visit_recipe(FieldVisitor& v, Recipe& r);
+void visit_run(FieldVisitor& v, RunSpec& s);
+void visit_model(FieldVisitor& v, ModelSpec& s);
+void visit_rule(FieldVisitor& v, RuleSpec& s, size_t table);
+void visit_pretrain(FieldVisitor& v, PretrainSpec& s);
+void visit_rl(FieldVisitor& v, RlSpec& s);
+
+// Keys of `precision` besides the tables.
+Field preset_field();
+Field override_field();
+Field expanded_from_field();
+Field table_field(size_t table);
+
+}  // namespace fp4t

@@ -1,0 +1,128 @@
+// Checks of run, model, parallel and dtypes.
+#include "engine/recipe/validate.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+using detail::concat;
+
+void heads_share_kv_heads(Check& c) {
+  const ModelSpec& m = c.recipe().model;
+  if (m.kv_heads > 0 && m.heads % m.kv_heads != 0) {
+    c.fail("model.kv_heads", concat("found ", m.kv_heads, "; allowed: a divisor of heads (", m.heads, ")"),
+           {"model.heads"});
+  }
+}
+
+void head_dim_is_even(Check& c) {
+  const int64_t head_dim = c.recipe().model.head_dim;
+  if (head_dim % 2 != 0) {
+    c.fail("model.head_dim", concat("found ", head_dim, "; allowed: an even number, RoPE turns pairs"));
+  }
+}
+
+void vocabulary_holds_the_tokens(Check& c) {
+  const int64_t vocabulary = c.recipe().model.vocabulary;
+  constexpr int64_t kBytesTokens = 257;  // 256 byte values and <eod>
+  if (vocabulary != 0 && vocabulary < kBytesTokens) {
+    c.fail("model.vocabulary",
+           concat("found ", vocabulary, "; allowed: 0, or at least the ", kBytesTokens,
+                  " of tokenizer.kind bytes"),
+           {"tokenizer"});
+  }
+}
+
+void top_k_is_among_experts(Check& c) {
+  const MoeSpec& moe = c.recipe().model.moe;
+  if (moe.experts > 0 && moe.top_k > moe.experts) {
+    c.fail("model.moe.top_k", concat("found ", moe.top_k, "; allowed: 1 to experts (", moe.experts, ")"),
+           {"model.moe.experts"});
+  }
+}
+
+void some_layer_has_experts(Check& c) {
+  const ModelSpec& m = c.recipe().model;
+  if (m.moe.experts > 0 && m.moe.dense_layers >= m.layers) {
+    c.fail("model.moe.dense_layers",
+           concat("found ", m.moe.dense_layers, ", which leaves no layer with experts; allowed: 0 to ",
+                  m.layers - 1, " (model.layers is ", m.layers, "); a dense model has experts: 0"),
+           {"model.layers", "model.moe.experts"});
+  }
+}
+
+void llama3_wavelengths_are_ordered(Check& c) {
+  const RopeSpec& rope = c.recipe().model.rope;
+  if (rope.scaling == "llama3" && rope.low_freq_factor >= rope.high_freq_factor) {
+    c.fail("model.rope.low_freq_factor",
+           concat("found ", rope.low_freq_factor, "; allowed: less than high_freq_factor (",
+                  rope.high_freq_factor, ")"),
+           {"model.rope.high_freq_factor", "model.rope.scaling"});
+  }
+}
+
+void yarn_rotations_are_ordered(Check& c) {
+  const RopeSpec& rope = c.recipe().model.rope;
+  if (rope.scaling == "yarn" && rope.beta_slow >= rope.beta_fast) {
+    c.fail("model.rope.beta_slow",
+           concat("found ", rope.beta_slow, "; allowed: less than beta_fast (", rope.beta_fast, ")"),
+           {"model.rope.beta_fast", "model.rope.scaling"});
+  }
+}
+
+void experts_spread_evenly(Check& c) {
+  const int64_t expert = c.recipe().parallel.expert;
+  const int64_t experts = c.recipe().model.moe.experts;
+  if (expert > 1 && (experts == 0 || experts % expert != 0)) {
+    c.fail("parallel.expert",
+           concat("found ", expert, "; allowed: a divisor of model.moe.experts (", experts, ")"),
+           {"model.moe.experts"});
+  }
+}
+
+void ranks_are_there(Check& c) {
+  constexpr int64_t kRanks = 1;  // the one Communicator so far is a single rank's
+  const int64_t expert = c.recipe().parallel.expert;
+  if (expert > kRanks) {
+    c.fail("parallel.expert",
+           concat("found ", expert, "; allowed: a divisor of the number of ranks, which is ", kRanks));
+  }
+}
+
+void run_begins_from_one_place(Check& c) {
+  const RunSpec& run = c.recipe().run;
+  if (!run.branch_from.empty() && run.resume != "auto" && run.resume != "never") {
+    c.fail("run.branch_from", "contradicts run.resume (" + run.resume +
+                                  "): a run starts from one checkpoint or continues another, not both");
+  }
+}
+
+void names_are_not_empty(Check& c) {
+  const RunSpec& run = c.recipe().run;
+  if (run.name.empty()) c.fail("run.name", "found an empty text; allowed: a name");
+  if (run.resume.empty())
+    c.fail("run.resume", "found an empty text; allowed: auto, never or a checkpoint folder");
+  const InitSpec& init = c.recipe().model.init;
+  if (init.kind == "import" && init.path.empty() && c.gave("model.init.path")) {
+    c.fail("model.init.path", "found an empty text; allowed: a folder");
+  }
+}
+
+}  // namespace
+
+void validate_model(Check& c) {
+  names_are_not_empty(c);
+  run_begins_from_one_place(c);
+  heads_share_kv_heads(c);
+  head_dim_is_even(c);
+  vocabulary_holds_the_tokens(c);
+  top_k_is_among_experts(c);
+  some_layer_has_experts(c);
+  llama3_wavelengths_are_ordered(c);
+  yarn_rotations_are_ordered(c);
+  experts_spread_evenly(c);
+  ranks_are_there(c);
+}
+
+}  // namespace fp4t

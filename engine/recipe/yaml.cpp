@@ -1,0 +1,204 @@
+#include "engine/recipe/yaml.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <map>
+#include <sstream>
+
+namespace fp4t {
+
+namespace {
+
+std::string place_text(const SourcePlace& p) {
+  return p.line == 0 ? p.file : p.file + ":" + std::to_string(p.line) + ":" + std::to_string(p.column);
+}
+
+// Builds the tree from the parser's events: the only interface of yaml-cpp that shows duplicates, quotes
+// and aliases as written.
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  TreeBuilder(const std::string& file, Problems& problems) : file_(file), problems_(problems) {}
+
+  YamlPtr root() const { return root_; }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++num_documents_ == 2) {
+      problems_.add(place(mark), "",
+                    "a second YAML document; a recipe is one document, without `---` inside");
+    }
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    auto node = std::make_shared<YamlNode>();
+    node->place = place(mark);
+    finish(node, anchor);
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto it = anchors_.find(anchor);
+    if (it != anchors_.end()) return add(it->second, place(mark));
+    problems_.add(place(mark), "", "an alias inside the value that it stands for");
+    auto node = std::make_shared<YamlNode>();
+    node->place = place(mark);
+    add(node, node->place);
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    check_tag(mark, tag);
+    auto node = std::make_shared<YamlNode>();
+    node->kind = YamlNode::Kind::kScalar;
+    node->place = place(mark);
+    node->text = value;
+    node->quoted = tag == "!";
+    finish(node, anchor);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, YamlNode::Kind::kList);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, YamlNode::Kind::kMap);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Frame {
+    std::shared_ptr<YamlNode> node;
+    YAML::anchor_t anchor = 0;
+    bool has_key = false;
+    std::string key;
+    SourcePlace key_place;
+  };
+
+  SourcePlace place(const YAML::Mark& mark) const { return {file_, mark.line + 1, mark.column + 1}; }
+
+  void check_tag(const YAML::Mark& mark, const std::string& tag) {
+    if (!tag.empty() && tag != "?" && tag != "!") {
+      problems_.add(place(mark), "",
+                    "a YAML tag (" + tag + "); tags are not supported, write the value alone");
+    }
+  }
+  void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YamlNode::Kind kind) {
+    check_tag(mark, tag);
+    Frame frame;
+    frame.node = std::make_shared<YamlNode>();
+    frame.node->kind = kind;
+    frame.node->place = place(mark);
+    frame.anchor = anchor;
+    stack_.push_back(std::move(frame));
+  }
+  void close() {
+    const Frame frame = std::move(stack_.back());
+    stack_.pop_back();
+    finish(frame.node, frame.anchor);
+  }
+  void finish(const std::shared_ptr<YamlNode>& node, YAML::anchor_t anchor) {
+    if (anchor != 0) anchors_[anchor] = node;
+    add(node, node->place);
+  }
+
+  void add(const YamlPtr& node, const SourcePlace& at) {
+    if (stack_.empty()) {
+      if (num_documents_ == 1) root_ = node;
+      return;
+    }
+    Frame& frame = stack_.back();
+    if (frame.node->kind == YamlNode::Kind::kList) {
+      frame.node->items.push_back(node);
+    } else if (!frame.has_key) {
+      take_key(frame, *node, at);
+    } else {
+      frame.has_key = false;
+      add_entry(frame, node);
+    }
+  }
+  void take_key(Frame& frame, const YamlNode& node, const SourcePlace& at) {
+    frame.has_key = true;
+    frame.key_place = at;
+    frame.key = node.text;
+    if (node.kind != YamlNode::Kind::kScalar || node.text.empty()) {
+      problems_.add(at, "", "found " + describe(node) + " as a key; keys are names");
+      frame.key.clear();
+    } else if (node.text == "<<" && !node.quoted) {
+      problems_.add(at, "", "found a merge key (<<); merging maps is not supported, repeat the keys");
+      frame.key.clear();
+    }
+  }
+  void add_entry(Frame& frame, const YamlPtr& node) {
+    if (frame.key.empty()) return;  // already a problem
+    if (const YamlEntry* first = frame.node->find(frame.key)) {
+      problems_.add(frame.key_place, "",
+                    "duplicate key " + frame.key + "; first at " + place_text(first->place));
+      return;
+    }
+    frame.node->entries.push_back({frame.key, frame.key_place, node});
+  }
+
+  std::string file_;
+  Problems& problems_;
+  int num_documents_ = 0;
+  YamlPtr root_;
+  std::vector<Frame> stack_;
+  std::map<YAML::anchor_t, YamlPtr> anchors_;
+};
+
+// The parser's own words for a tab ("illegal map value") help nobody.
+void find_tabs(const std::string& text, const std::string& file, Problems& problems) {
+  std::istringstream in(text);
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    const size_t content = line.find_first_not_of(" \t\r");
+    const size_t tab = line.find('\t');
+    if (content == std::string::npos || line[content] == '#' || tab >= content) continue;
+    problems.add({file, number, static_cast<int>(tab) + 1}, "",
+                 "a tab in the indentation; indent with spaces");
+    return;  // one is enough: the file is indented with tabs
+  }
+}
+
+}  // namespace
+
+const YamlEntry* YamlNode::find(const std::string& key) const {
+  for (const YamlEntry& entry : entries) {
+    if (entry.key == key) return &entry;
+  }
+  return nullptr;
+}
+
+YamlPtr parse_yaml(const std::string& text, const std::string& file, Problems& problems) {
+  find_tabs(text, file, problems);
+  if (!problems.empty()) return nullptr;
+  std::istringstream in(text);
+  TreeBuilder builder(file, problems);
+  try {
+    YAML::Parser parser(in);
+    while (parser.HandleNextDocument(builder)) {
+    }
+  } catch (const YAML::Exception& e) {
+    const SourcePlace place =
+        e.mark.is_null() ? SourcePlace{file, 1, 1} : SourcePlace{file, e.mark.line + 1, e.mark.column + 1};
+    problems.add(place, "", "not YAML: " + e.msg);
+    return nullptr;
+  }
+  return builder.root();
+}
+
+std::string describe(const YamlNode& node) {
+  switch (node.kind) {
+    case YamlNode::Kind::kNull:
+      return "no value (null)";
+    case YamlNode::Kind::kScalar: {
+      const std::string shown = node.text.size() > 60 ? node.text.substr(0, 57) + "..." : node.text;
+      return node.quoted ? "the text \"" + shown + "\" in quotes" : shown;
+    }
+    case YamlNode::Kind::kList:
+      return "a list of " + std::to_string(node.items.size());
+    case YamlNode::Kind::kMap:
+      return "a map";
+  }
+  return "?";
+}
+
+}  // namespace fp4t
