@@ -22,7 +22,7 @@ struct Field {
   bool low_open = false;              // low itself is not allowed
   bool is_required = false;           // when it applies
   bool applies = true;                // with the other keys as they are; else giving it is an error
-  const char* applies_when = "";      // the condition in words
+  const char* applies_when = "";      // the condition in words; "" when there is none
   std::vector<std::string> choices;   // names that are allowed; empty: any
   std::vector<std::string> examples;  // spellings for messages and schema, where free text has a form
 
@@ -33,7 +33,7 @@ struct Field {
   Field& one_of(std::vector<std::string> names) { return choices = std::move(names), *this; }
   Field& like(std::vector<std::string> forms) { return examples = std::move(forms), *this; }
   Field& required() { return is_required = true, *this; }
-  // Conditions add up; the words of the first that fails are kept.
+  // Conditions add up. The words are those of the first that fails, or of the last when none does.
   Field& only_if(bool condition, const char* words) {
     if (applies) applies_when = words;
     applies = applies && condition;

@@ -136,10 +136,10 @@ void visit_eval(FieldVisitor& v, EvalSpec& s) {
 
 void visit_checkpoint(FieldVisitor& v, CheckpointSpec& s, bool is_rl) {
   v.value(output("every", "steps between checkpoints; 0: only at the end of the stage").at_least(0), s.every);
-  v.value(output("every_updates", "updates between checkpoints inside a rollout; 0: off")
-              .at_least(0)
-              .only_if(is_rl, "the stage is rl"),
-          s.every_updates);
+  if (is_rl) {
+    v.value(output("every_updates", "updates between checkpoints inside a rollout; 0: off").at_least(0),
+            s.every_updates);
+  }
   v.value(output("keep", "checkpoints that stay on disk").at_least(1), s.keep);
 }
 
