@@ -1,0 +1,138 @@
+#include "engine/metrics/metrics.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "engine/metrics/svg.h"
+#include "engine/metrics/tensorboard.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+namespace {
+
+namespace fs = std::filesystem;
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = (fs::temp_directory_path() / ("fp4t_metrics_" + std::to_string(::getpid()))).string();
+    fs::remove_all(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  std::string read(const std::string& name) {
+    std::ifstream in(dir_ + "/" + name, std::ios::binary);
+    std::ostringstream out;
+    out << in.rdbuf();
+    return out.str();
+  }
+  static MetricsRecord record(double loss) {
+    MetricsRecord r;
+    r.numbers = {{"loss", loss}};
+    return r;
+  }
+  std::string dir_;
+};
+
+TEST_F(MetricsTest, a_resumed_file_loses_what_lies_past_the_checkpoint) {
+  {
+    MetricsWriter w(dir_, 0, R"({"kind":"header"})");
+    for (int i = 1; i <= 5; ++i) w.write("step", "pretrain", i, i, record(i));
+    EXPECT_EQ(w.lines(), 6);
+  }
+  const std::string whole = read("metrics.jsonl");
+  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << R"({"kind":"st)";  // a torn line
+  {
+    MetricsWriter w(dir_, 4, R"({"kind":"header"})");
+    for (int i = 4; i <= 5; ++i) w.write("step", "pretrain", i, i, record(i));
+  }
+  EXPECT_EQ(read("metrics.jsonl"), whole);
+}
+
+TEST_F(MetricsTest, numbers_round_trip_and_non_finite_ones_are_named) {
+  MetricsWriter w(dir_, 0, R"({"kind":"header"})");
+  MetricsRecord r = record(0.1 + 0.2);
+  r.numbers.emplace_back("bad", std::nan(""));
+  r.numbers.emplace_back("large", -INFINITY);
+  r.texts.emplace_back("text", "\xff\"quoted\"");
+  r.lists.emplace_back("list", std::vector<double>{1, 2.5});
+  w.write("step", "s", 1, 1, r);
+  std::istringstream lines(read("metrics.jsonl"));
+  std::string line;
+  std::getline(lines, line);
+  std::getline(lines, line);
+  const auto j = nlohmann::json::parse(line);
+  EXPECT_EQ(j["loss"].get<double>(), 0.1 + 0.2);
+  EXPECT_EQ(j["bad"], "nan");
+  EXPECT_EQ(j["large"], "-inf");
+  EXPECT_EQ(j["list"][1], 2.5);
+}
+
+TEST_F(MetricsTest, tensorboard_records_have_valid_frames) {
+  EXPECT_EQ(crc32c("123456789", 9), 0xE3069283u);  // the check value of CRC-32C
+  {
+    TensorBoardFile f(dir_ + "/tb");
+    f.write(7, 1.5, {{"pretrain/loss", 2.25}});
+  }
+  std::string data;
+  for (const auto& entry : fs::directory_iterator(dir_ + "/tb"))
+    data = read("tb/" + entry.path().filename().string());
+  int records = 0;
+  std::string last;
+  for (size_t at = 0; at < data.size(); ++records) {
+    uint64_t length;
+    uint32_t crc;
+    std::memcpy(&length, data.data() + at, 8);
+    std::memcpy(&crc, data.data() + at + 8, 4);
+    ASSERT_EQ(crc, masked_crc32c(data.data() + at, 8));
+    last = data.substr(at + 12, length);
+    std::memcpy(&crc, data.data() + at + 12 + length, 4);
+    ASSERT_EQ(crc, masked_crc32c(last.data(), length));
+    at += 16 + length;
+  }
+  EXPECT_EQ(records, 2);
+  EXPECT_NE(data.find("brain.Event:2"), std::string::npos);
+  EXPECT_NE(last.find("pretrain/loss"), std::string::npos);
+  const float value = 2.25f;
+  EXPECT_NE(last.find(std::string(reinterpret_cast<const char*>(&value), 4)), std::string::npos);
+}
+
+TEST_F(MetricsTest, charts_and_report_survive_any_values) {
+  EXPECT_EQ(line_chart("t", "x", {{"a", {{1, NAN}}, false}}), "");
+  const std::string svg = line_chart("a<b", "x", {{"s", {{1, 5}, {2, INFINITY}, {3, 5}}, true}});
+  EXPECT_NE(svg.find("a&lt;b"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(svg.find("inf"), std::string::npos);
+  EXPECT_THROW(write_report(dir_), MissingInputError);
+  {
+    MetricsWriter w(dir_, 0, R"({"kind":"header","name":"<script>"})");
+    MetricsRecord r = record(3);
+    r.lists.emplace_back("expert_load.0", std::vector<double>{0, 0});
+    w.write("step", "pretrain", 1, 1, r);
+    w.write("step", "pretrain", 2, 2, record(NAN));
+  }
+  write_report(dir_);
+  const std::string html = read("report.html");
+  EXPECT_EQ(html.find("<script>"), std::string::npos);
+  EXPECT_EQ(html.find("http"), std::string::npos);  // self-contained
+  EXPECT_NE(html.find("<svg"), std::string::npos);
+  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << "{torn\n";
+  EXPECT_THROW(write_report(dir_), BadDataError);
+}
+
+TEST_F(MetricsTest, a_small_file_is_replaced_whole_or_not_at_all) {
+  fs::create_directories(dir_);
+  write_text_file(dir_ + "/a", "one");
+  write_text_file(dir_ + "/a", "two");
+  EXPECT_EQ(read("a"), "two");
+  EXPECT_THROW(write_text_file(dir_ + "/none/a", "x"), SaveError);
+}
+
+}  // namespace
+}  // namespace fp4t
