@@ -1,6 +1,5 @@
 #include "kernels/formats/decode.h"
 
-#include <bit>
 #include <cstring>
 
 #include "kernels/base/check.h"
@@ -38,7 +37,7 @@ void decode_eight_e2m1(const uint8_t* codes, float s, float* out) {
   const Bits8 half = (m == 1u) & (Bits8{} + 0x3F000000u);
   const Bits8 magnitude = m > 1u ? (m << 22) + 0x3F000000u : half;
   const Bits8 bits = magnitude | (code & 8u) << 28;
-  const Floats8 value = std::bit_cast<Floats8>(bits) * s;
+  const Floats8 value = reinterpret_cast<Floats8>(bits) * s;
   std::memcpy(out, &value, sizeof value);
 }
 
@@ -49,11 +48,11 @@ void decode_eight_e4m3(const uint8_t* codes, float s, float* out) {
   Bits8 code;
   std::memcpy(&code, widened, sizeof code);
   const Bits8 m = code & 0x7Fu;
-  const Floats8 small = __builtin_convertvector(std::bit_cast<Ints8>(m), Floats8) * 0x1p-9f;
-  const Bits8 finite = m < 8u ? std::bit_cast<Bits8>(small) : (m << 20) + (120u << 23);
+  const Floats8 small = __builtin_convertvector(reinterpret_cast<Ints8>(m), Floats8) * 0x1p-9f;
+  const Bits8 finite = m < 8u ? reinterpret_cast<Bits8>(small) : (m << 20) + (120u << 23);
   const Bits8 magnitude = m == 0x7Fu ? Bits8{} + 0x7FC00000u : finite;
   const Bits8 bits = magnitude | (code & 0x80u) << 24;
-  const Floats8 value = std::bit_cast<Floats8>(bits) * s;
+  const Floats8 value = reinterpret_cast<Floats8>(bits) * s;
   std::memcpy(out, &value, sizeof value);
 }
 
