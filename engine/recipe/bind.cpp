@@ -48,7 +48,7 @@ class BindVisitor : public PathVisitor {
   }
 
   void value(const Field& field, std::string& v) override {
-    if (const YamlNode* node = scalar(field)) {
+    if (const YamlNode* node = scalar(field, allowed_texts(field))) {
       if (field.choices.empty()) {
         v = node->text;
       } else if (std::ranges::find(field.choices, node->text) != field.choices.end()) {
@@ -62,7 +62,7 @@ class BindVisitor : public PathVisitor {
   void value(const Field& field, uint64_t& v) override { number(field, v, read_uint); }
   void value(const Field& field, double& v) override { number(field, v, read_double); }
   void value(const Field& field, bool& v) override {
-    const YamlNode* node = scalar(field);
+    const YamlNode* node = scalar(field, "true or false");
     if (!node) return;
     const std::string why = node->quoted ? "quoted, so it is a text" : read_bool(node->text, v);
     if (!why.empty()) wrong(field, *node, why, "true or false");
@@ -86,7 +86,7 @@ class BindVisitor : public PathVisitor {
     }
   }
   void choice(const Field& field, size_t& index) override {
-    const YamlNode* node = scalar(field);
+    const YamlNode* node = scalar(field, allowed_texts(field));
     if (!node) return;
     const auto it = std::ranges::find(field.choices, node->text);
     if (it == field.choices.end()) return wrong(field, *node, suggest_choice(field, node->text));
@@ -105,11 +105,11 @@ class BindVisitor : public PathVisitor {
   }
   size_t enter_list(const Field& field, size_t) override {
     const YamlNode* node = take(field);
-    push(path_of(field));
     if (node && node->kind != YamlNode::Kind::kList) {
       wrong(field, *node, "", "a list");
       node = nullptr;
     }
+    push(path_of(field));
     maps_.push_back({node, {}});
     return node ? node->items.size() : 0;
   }
@@ -233,19 +233,19 @@ class BindVisitor : public PathVisitor {
     }
     return entry->value.get();
   }
-  const YamlNode* scalar(const Field& field) {
+  const YamlNode* scalar(const Field& field, const std::string& allowed) {
     const YamlNode* node = take(field);
     if (!node || node->kind == YamlNode::Kind::kScalar) return node;
-    wrong(field, *node, "");
+    wrong(field, *node, "", allowed);
     return nullptr;
   }
   YamlPtr item(size_t index) const { return maps_.back().node->items[index]; }
 
   template <class T>
   void number(const Field& field, T& v, std::string (*read)(const std::string&, T&)) {
-    const YamlNode* node = scalar(field);
-    if (!node) return;
     const std::string allowed = describe_numbers(field, !std::is_same_v<T, double>);
+    const YamlNode* node = scalar(field, allowed);
+    if (!node) return;
     if (node->quoted) return wrong(field, *node, "write the number without quotes", allowed);
     T parsed{};
     const std::string why = read(node->text, parsed);
@@ -275,7 +275,10 @@ class BindVisitor : public PathVisitor {
         "found " + describe(node) + (why.empty() ? "" : " (" + why + ")") + "; allowed: " + allowed);
   }
   void wrong(const Field& field, const YamlNode& node, const std::string& why) {
-    wrong(field, node, why, field.choices.empty() ? "a text" : list_names(field.choices));
+    wrong(field, node, why, allowed_texts(field));
+  }
+  static std::string allowed_texts(const Field& field) {
+    return field.choices.empty() ? "a text" : list_names(field.choices);
   }
   static std::string suggest_choice(const Field& field, const std::string& text) {
     const std::string hint = suggestion(text, field.choices);

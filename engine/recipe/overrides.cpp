@@ -59,6 +59,13 @@ class Override {
   Override(const std::string& path, YamlPtr value, Problems& problems)
       : place_{"--set " + path, 0, 0}, value_(std::move(value)), problems_(problems) {}
 
+  // The tree as it was when the path leads nowhere.
+  YamlPtr apply_to(const YamlPtr& root, const std::vector<Step>& steps) {
+    const YamlPtr changed = apply(root, steps, 0, "");
+    return refused_ ? root : changed;
+  }
+
+ private:
   YamlPtr apply(const YamlPtr& node, const std::vector<Step>& steps, size_t depth, const std::string& path) {
     if (depth == steps.size()) return value_;
     const Step& step = steps[depth];
@@ -67,10 +74,10 @@ class Override {
       return into_list(*node, steps, depth, path);
     }
     if (step.is_index) {
-      return refuse(node, path, "there is no list to take element " + step.key + " of");
+      return refuse(path, "there is no list to take element " + step.key + " of");
     }
     if (!absent && node->kind != YamlNode::Kind::kMap) {
-      return refuse(node, path, "found " + describe(*node) + ", which has no key " + step.key);
+      return refuse(path, "found " + describe(*node) + ", which has no key " + step.key);
     }
     auto copy = absent ? std::make_shared<YamlNode>() : std::make_shared<YamlNode>(*node);
     if (absent) copy->place = place_;
@@ -85,8 +92,6 @@ class Override {
     copy->entries.push_back({step.key, place_, apply(nullptr, steps, depth + 1, inner)});
     return copy;
   }
-
- private:
   YamlPtr into_list(const YamlNode& node, const std::vector<Step>& steps, size_t depth,
                     const std::string& path) {
     const Step& step = steps[depth];
@@ -94,21 +99,23 @@ class Override {
     if (!is_number(step.key) || std::stoul(step.key) >= size) {
       const std::string allowed =
           size == 0 ? "the list is empty" : "allowed: 0 to " + std::to_string(size - 1);
-      return refuse(std::make_shared<YamlNode>(node), path, "found the index " + step.key + "; " + allowed);
+      return refuse(path, "found the index " + step.key + "; " + allowed);
     }
     auto copy = std::make_shared<YamlNode>(node);
     YamlPtr& item = copy->items[std::stoul(step.key)];
     item = apply(item, steps, depth + 1, path + "[" + step.key + "]");
     return copy;
   }
-  YamlPtr refuse(const YamlPtr& node, const std::string& path, const std::string& message) {
+  YamlPtr refuse(const std::string& path, const std::string& message) {
     problems_.add(place_, path, message);
-    return node ? node : std::make_shared<YamlNode>();
+    refused_ = true;
+    return value_;
   }
 
   SourcePlace place_;
   YamlPtr value_;
   Problems& problems_;
+  bool refused_ = false;
 };
 
 // Every node of the value stands at the override, whatever its place inside the value's text.
@@ -141,7 +148,7 @@ YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Probl
     return root;
   }
   if (!value) value = std::make_shared<YamlNode>();
-  return Override(path, at_place(value, place), problems).apply(root, steps, 0, "");
+  return Override(path, at_place(value, place), problems).apply_to(root, steps);
 }
 
 }  // namespace fp4t

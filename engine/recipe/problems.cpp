@@ -14,19 +14,20 @@ std::string where(const SourcePlace& place) {
   return place.file + ":" + std::to_string(place.line) + ":" + std::to_string(place.column);
 }
 
+// Insertions, deletions, changes and swaps of neighbours.
 size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+      const size_t change = d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      d[i][j] = std::min({change, d[i - 1][j] + 1, d[i][j - 1] + 1});
+      const bool swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swap) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
   }
-  return row[b.size()];
+  return d[a.size()][b.size()];
 }
 
 }  // namespace
@@ -86,6 +87,9 @@ std::string parent_path(const std::string& path) {
 std::string suggestion(const std::string& found, const std::vector<std::string>& known) {
   std::string best;
   size_t best_distance = 3;
+  constexpr size_t kLongestKey =
+      100;  // beyond it the text is no misspelt key, and the distance costs its square
+  if (found.size() > kLongestKey) return known.empty() ? "" : "known: " + list_names(known);
   for (const std::string& name : known) {
     const size_t distance = edit_distance(found, name);
     // Two changes turn any short word into any other: they count only where half of the word stays.

@@ -39,7 +39,9 @@ class TreeBuilder : public YAML::EventHandler {
     if (it != anchors_.end()) return add(it->second, place(mark));
     problems_.add(place(mark), "", "an alias inside the value that it stands for");
     auto node = std::make_shared<YamlNode>();
+    node->kind = YamlNode::Kind::kScalar;
     node->place = place(mark);
+    node->text = "alias";  // stands in, so that the one problem starts no others
     add(node, node->place);
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
@@ -131,6 +133,13 @@ class TreeBuilder : public YAML::EventHandler {
     if (const YamlEntry* first = frame.node->find(frame.key)) {
       problems_.add(frame.key_place, "",
                     "duplicate key " + frame.key + "; first at " + place_text(first->place));
+      return;
+    }
+    if (node->kind == YamlNode::Kind::kNull) {
+      // The parser places a missing value where it noticed, often in the next line.
+      auto null = std::make_shared<YamlNode>();
+      null->place = frame.key_place;
+      frame.node->entries.push_back({frame.key, frame.key_place, null});
       return;
     }
     frame.node->entries.push_back({frame.key, frame.key_place, node});

@@ -55,9 +55,9 @@ inline int count_lines(const std::string& text) {
 // The recipe is refused with exactly one message, which contains every part.
 #define EXPECT_REFUSED(text, overrides, ...)                                           \
   do {                                                                                 \
-    const std::string message = ::fp4t::test::errors_of(text, overrides);              \
-    EXPECT_EQ(::fp4t::test::count_lines(message), 1) << message;                       \
+    const std::string refusal = ::fp4t::test::errors_of(text, overrides);              \
+    EXPECT_EQ(::fp4t::test::count_lines(refusal), 1) << refusal;                       \
     for (const char* part : {__VA_ARGS__}) {                                           \
-      EXPECT_NE(message.find(part), std::string::npos) << part << "\n in " << message; \
+      EXPECT_NE(refusal.find(part), std::string::npos) << part << "\n in " << refusal; \
     }                                                                                  \
   } while (false)
