@@ -25,6 +25,8 @@ constexpr int64_t kMaxPacked = int64_t{1} << 24;
 constexpr int64_t kWantedTasks = 16;
 constexpr int64_t kMinTaskWork = 300'000;
 constexpr int64_t kMinPackFloats = 32'768;
+// Every block of columns reads A anew; with this many, that costs less than a tenth of the products.
+constexpr int64_t kMinBlockCols = 64;
 
 // Memory that grows and is kept: one each thread, so calls allocate nothing once warm.
 class Scratch {
@@ -91,7 +93,7 @@ int64_t block_cols(const GemmProblem& p, int64_t num_problems) {
   const int64_t wanted = std::min(ceil_div(kWantedTasks, num_problems),
                                   std::max<int64_t>(1, work_of(p.rows, p.cols, p.depth) / kMinTaskWork));
   const int64_t col_blocks = std::max(ceil_div(p.cols, kBlockCols), ceil_div(wanted, row_blocks));
-  return align_up(ceil_div(p.cols, col_blocks), kTileCols);
+  return std::max(kMinBlockCols, align_up(ceil_div(p.cols, col_blocks), kTileCols));
 }
 
 void add_block(Wave& wave, const GemmProblem& p, int64_t col0, int64_t cols) {
@@ -135,6 +137,13 @@ void pack_panels(const Wave& wave, float* packed, int64_t begin, int64_t end) {
   }
 }
 
+// First row of tile t of `tiles`: full tiles and a rest, or, where that makes every tile five or six rows
+// high, even ones: four rows and fewer leave an fma unit waiting for its own results.
+int64_t tile_begin(int64_t rows, int64_t tiles, int64_t t) {
+  if (rows < (kTileRows - 1) * tiles) return std::min(rows, t * kTileRows);
+  return t * (rows / tiles) + std::min(t, rows % tiles);
+}
+
 // Per-thread buffers of one task.
 struct TaskScratch {
   Scratch rows, panel, partial;
@@ -168,8 +177,8 @@ void run_task(const Block& block, const Task& task, const float* packed) {
         load_panel(p.b, block.col0 + c, cols, k, depth, own_panel);
       }
       for (int64_t t = 0; t < row_tiles; ++t) {
-        const int64_t r = t * kTileRows;
-        const int64_t num_rows = std::min<int64_t>(kTileRows, task.rows - r);
+        const int64_t r = tile_begin(task.rows, row_tiles, t);
+        const int64_t num_rows = tile_begin(task.rows, row_tiles, t + 1) - r;
         float* acc = sliced ? partial + (c / kTileCols * row_tiles + t) * kTileFloats : tile;
         kKernels[static_cast<size_t>(num_rows - 1)](depth, rows + r * kRowStride, kRowStride, panel, acc,
                                                     k == 0);
