@@ -79,6 +79,29 @@ TEST(recipe_print, files_in_configs_are_the_presets) {
   }
 }
 
+// The yaml blocks of the text on how to edit a table are recipes' parts that hold.
+TEST(recipe_print, examples_of_the_table_guide_are_accepted) {
+  const std::string path = std::string(std::getenv("FP4T_TEST_SOURCE")) + "/configs/precision/README.md";
+  std::ifstream in(path);
+  ASSERT_TRUE(in) << path;
+  std::string line, block;
+  bool inside = false;
+  int blocks = 0;
+  while (std::getline(in, line)) {
+    if (line == "```yaml") {
+      inside = true;
+      block.clear();
+    } else if (line == "```" && inside) {
+      inside = false;
+      ++blocks;
+      EXPECT_EQ(test::errors_of(test::with_rl() + block), "") << block;
+    } else if (inside) {
+      block += line + "\n";
+    }
+  }
+  EXPECT_EQ(blocks, 2);
+}
+
 TEST(recipe_compare, equal_recipes_do_not_differ) {
   EXPECT_TRUE(
       compare_recipes(test::with_rl(), print_recipe(parse_recipe(test::with_rl(), "r", {}).recipe)).empty());

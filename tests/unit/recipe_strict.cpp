@@ -1,5 +1,7 @@
 // What a recipe must not contain, case by case (RELIABILITY.md B6): each is refused with one message that
 // says where, what was found and what is allowed.
+#include <random>
+
 #include "tests/unit/recipe_text.h"
 
 namespace fp4t {
@@ -272,6 +274,38 @@ TEST(recipe_strict, keys_of_a_dense_model_are_not_those_of_experts) {
   EXPECT_EQ(count_lines(message), 2) << message;
   EXPECT_NE(message.find("model.moe.top_k: has no effect"), std::string::npos);
   EXPECT_NE(message.find("model.moe.balance: has no effect"), std::string::npos);
+}
+
+// Whatever the text, it is a recipe or it is refused as one: no other exception, no crash.
+TEST(recipe_strict, damaged_texts_are_refused_or_read) {
+  const unsigned seed = 20240612;
+  std::mt19937_64 random(seed);
+  const std::string text =
+      with_rl() +
+      "precision:\n  pretrain.forward: &f [{module: [embed, head], format: bf16}, {layers: last "
+      "15%, format: nvfp4, hadamard: 16}]\n  rl.sampler: *f\n";
+  const std::string bytes = " \n\t:,-[]{}&*#?|>'\"%@`!<~0189aef.\x01\xff\\=";
+  int accepted = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string damaged = text;
+    for (uint64_t k = random() % 2 + 1; k > 0; --k) {
+      const size_t at = random() % damaged.size();
+      const uint64_t kind = random() % 3;
+      if (kind == 0) damaged[at] = bytes[random() % bytes.size()];
+      if (kind == 1) damaged.insert(at, 1, bytes[random() % bytes.size()]);
+      if (kind == 2) damaged.erase(at, random() % 8 + 1);
+    }
+    try {
+      const Recipe recipe = read(damaged);
+      EXPECT_EQ(read(print_recipe(recipe)), recipe) << "seed " << seed << ", case " << i << "\n" << damaged;
+      ++accepted;
+    } catch (const RecipeError& e) {
+      EXPECT_FALSE(std::string(e.what()).empty());
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << "seed " << seed << ", case " << i << ": " << e.what() << "\n" << damaged;
+    }
+  }
+  EXPECT_GT(accepted, 50);
 }
 
 TEST(recipe_strict, keys_of_another_stage_are_unknown) {
