@@ -19,6 +19,27 @@ std::optional<int64_t> whole(std::string_view text) {
   return value;
 }
 
+constexpr int64_t kWholePercent = 100'000'000;  // 100% in millionths of a percent
+
+// A percentage with up to six decimals, in millionths of a percent.
+std::optional<int64_t> millionths(std::string_view text) {
+  const size_t dot = text.find('.');
+  const auto percent = whole(text.substr(0, dot));
+  if (!percent || *percent > 100) return std::nullopt;
+  int64_t value = *percent * 1'000'000;
+  if (dot != std::string_view::npos) {
+    const std::string_view digits = text.substr(dot + 1);
+    if (digits.empty() || digits.size() > 6) return std::nullopt;
+    int64_t unit = 100'000;
+    for (const char c : digits) {
+      if (c < '0' || c > '9') return std::nullopt;
+      value += unit * (c - '0');
+      unit /= 10;
+    }
+  }
+  return value <= kWholePercent ? std::optional(value) : std::nullopt;
+}
+
 bool drop_suffix(std::string_view& text, std::string_view suffix) {
   if (!text.ends_with(suffix)) return false;
   text.remove_suffix(suffix.size());
@@ -50,7 +71,7 @@ bool glob_matches(std::string_view pattern, std::string_view name) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
       resume = n;
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
+    } else if (p < pattern.size() && (pattern[p] == name[n] || pattern[p] == '?')) {
       ++p;
       ++n;
     } else if (star != std::string_view::npos) {
@@ -68,9 +89,8 @@ bool is_layers_matcher(std::string_view text) {
   for (const std::string_view word : {"first ", "last "}) {
     if (!text.starts_with(word)) continue;
     text.remove_prefix(word.size());
-    const bool percent = drop_suffix(text, "%");
-    const auto count = whole(text);
-    return count && *count > 0 && (!percent || *count <= 100);
+    const auto count = drop_suffix(text, "%") ? millionths(text) : whole(text);
+    return count && *count > 0;
   }
   const size_t dash = text.find('-');
   if (dash == std::string_view::npos) return whole(text).has_value();
@@ -82,8 +102,9 @@ bool is_steps_matcher(std::string_view text) {
   const bool percent = drop_suffix(text, "%");
   const size_t dash = text.find('-');
   if (dash == std::string_view::npos) return false;
-  const auto low = whole(text.substr(0, dash)), high = whole(text.substr(dash + 1));
-  return low && high && *low < *high && (!percent || *high <= 100);
+  const auto read = percent ? millionths : whole;
+  const auto low = read(text.substr(0, dash)), high = read(text.substr(dash + 1));
+  return low && high && *low < *high;
 }
 
 }  // namespace fp4t

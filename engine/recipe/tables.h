@@ -21,12 +21,12 @@ const std::vector<std::string>& gemm_module_names();
 const std::vector<std::string>& plain_module_names();
 bool is_plain_module(std::string_view name);
 
-// `*` stands for any run of characters, dots included.
+// `*` stands for any run of characters, dots included; `?` for one.
 bool glob_matches(std::string_view pattern, std::string_view name);
 
-// "5", "0-3" (both ends included), "first 2", "last 2", "first 15%", "last 15%".
+// "5", "0-3" (both ends included), "first 2", "last 2", "first 15%", "last 12.5%".
 bool is_layers_matcher(std::string_view text);
-// "0-90%" or "100-500": half open.
+// "0-90%", "0-87.5%" or "100-500": half open.
 bool is_steps_matcher(std::string_view text);
 
 }  // namespace fp4t

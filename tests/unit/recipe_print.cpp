@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -77,6 +78,18 @@ TEST(recipe_print, files_in_configs_are_the_presets) {
     built_in.precision.preset.clear();
     EXPECT_EQ(from_file, built_in) << name;
   }
+}
+
+TEST(recipe_print, recipes_in_configs_are_accepted_and_read_back) {
+  int recipes = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(std::getenv("FP4T_TEST_SOURCE")) + "/configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    ++recipes;
+    const Recipe recipe = load_recipe(entry.path().string(), {}).recipe;
+    EXPECT_EQ(parse_recipe(print_recipe(recipe), "printed", {}).recipe, recipe) << entry.path();
+  }
+  EXPECT_GE(recipes, 1);
 }
 
 // The yaml blocks of the text on how to edit a table are recipes' parts that hold.

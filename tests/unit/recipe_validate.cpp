@@ -153,11 +153,11 @@ TEST(recipe_rules, matchers_match_something) {
   expect_rule("pretrain.forward", "module: attn.qvk, format: bf16", "did you mean attn.qkv?");
   expect_rule("pretrain.forward", "module: [], format: bf16", "empty list");
   EXPECT_EQ(errors_of(minimal(), {rule("pretrain.forward", "module: '*.gate_up', format: bf16")}), "");
-  for (const char* layers :
-       {"last", "3-1", "first 0", "last 101%", "'1,2'", "-1", "first -2", "\"\"", "15%"}) {
+  for (const char* layers : {"last", "3-1", "first 0", "last 101%", "last 100.5%", "last 1.%",
+                             "last 0.1234567%", "'1,2'", "-1", "first -2", "\"\"", "15%"}) {
     expect_rule("pretrain.forward", std::string("format: bf16, layers: ") + layers, "allowed: 5, 0-3");
   }
-  for (const char* layers : {"0", "0-3", "first 2", "last 15%", "first 100%"}) {
+  for (const char* layers : {"0", "0-3", "first 2", "last 12.5%", "first 100%"}) {
     EXPECT_EQ(
         errors_of(minimal(), {rule("pretrain.forward", std::string("format: bf16, layers: ") + layers)}), "");
   }
