@@ -2,6 +2,7 @@
 // manifest written last, the directory renamed into place, then `latest` replaced. Layout of a run folder:
 //   <dir>/checkpoints/step_<stage>_<step>_<update>/{manifest.json, tensors-00001.safetensors, telemetry.json}
 //   <dir>/checkpoints/latest        (text: the folder's name)
+// Equal content gives equal bytes of every file but telemetry.json: no times, process ids or paths.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "engine/store/files.h"
 #include "engine/tokens/rollout.h"
 #include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 
 namespace fp4t {
 
-// Everything of a run that is not a tensor. All of it is hashed except `telemetry`.
+// Everything of a run that is not a tensor. `telemetry_json` stands outside every hash; `recipe_yaml` is
+// protected by the manifest's hash, but left out of the content hash, since it names output folders.
 struct RunState {
   int64_t stage = 0;                         // index in the recipe
   int64_t step = 0;                          // completed steps of the stage
@@ -36,17 +39,24 @@ struct RunState {
 struct CheckpointInfo {
   std::string path;
   RunState state;
-  std::string content_hash;  // 16 hex digits over all tensors and counters, whatever the layout
-  std::vector<std::string> tensor_names;
+  std::string content_hash;               // 16 hex digits over all tensors and counters, whatever the layout
+  std::vector<std::string> tensor_names;  // sorted; without the rollout's, which are in `state`
+  std::vector<std::string> notes;         // what was amiss without harm to the state (telemetry)
+};
+
+struct StoreOptions {
+  int64_t shard_bytes = int64_t{1} << 30;  // a shard is closed before it would grow beyond this
+  SaveHook hook;                           // for tests
 };
 
 class CheckpointStore {
  public:
-  // `run_dir` is created when absent.
-  explicit CheckpointStore(const std::string& run_dir);
+  // `run_dir` is created when absent. Throws SaveError.
+  explicit CheckpointStore(const std::string& run_dir, StoreOptions options = {});
 
   // Writes a complete checkpoint and removes older ones beyond `keep` once the new one is safe; returns
-  // its folder. Throws SaveError; what was there before stays intact.
+  // its folder. Throws SaveError; what was there before stays intact. Names that begin with "rollout." are
+  // the state's own. A full file system must show as an error of write(): the process ignores SIGXFSZ.
   std::string save(Queue& queue, const std::vector<NamedTensor>& tensors, const RunState& state,
                    int64_t keep);
 
@@ -54,16 +64,37 @@ class CheckpointStore {
   // Throws NoCheckpointError when there are some and none is readable. Removes leftovers of saves.
   std::string newest(std::vector<std::string>* notes);
 
+  // What to tell the user at the start when `keep` checkpoints and one in the making may not fit on the
+  // disk; "" when they fit.
+  std::string space_warning(int64_t checkpoint_bytes, int64_t keep) const;
+
  private:
+  void write_folder(Queue& queue, const std::string& folder, const std::vector<NamedTensor>& tensors,
+                    const RunState& state);
+  void put_in_place(const std::string& from, const std::string& name);
+  void remove_older(const std::string& name, int64_t keep);
+  void clean_leftovers(std::vector<std::string>* notes);
+  std::vector<std::string> candidates() const;
+
   std::string dir_;
+  StoreOptions options_;
 };
 
 // Reads counters and verifies; throws BadDataError naming file and tensor.
 CheckpointInfo read_checkpoint_info(const std::string& path, bool verify_hashes);
-// Fills the given tensors by name; every name and shape must match, none may be missing or left over
-// (except names that start with one of `optional_prefixes`).
+
+// Fills the given tensors by name, hashes checked; every name, type and shape must match, none may be
+// missing or left over (except names that start with one of `optional_prefixes`).
 void load_tensors(Queue& queue, const std::string& path, const std::vector<NamedTensor>& tensors,
                   const std::vector<std::string>& optional_prefixes);
+
+// What `fp4train inspect` prints: tensors (name, type, shape, hash), counters, lineage; the last line is
+// "content hash: HEX". `verify` recomputes every hash and throws BadDataError naming file and tensor.
+std::string describe_checkpoint(const std::string& path, bool verify);
+
+// The checkpoint folder that `path` means: itself, or the latest of a run folder or of its `checkpoints`.
+// Throws MissingInputError.
+std::string find_checkpoint(const std::string& path);
 
 // Held while a process works in a run folder; a second one is refused (RecipeError naming its pid).
 class RunLock {
@@ -71,6 +102,7 @@ class RunLock {
   explicit RunLock(const std::string& run_dir);
   ~RunLock();
   RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
 
  private:
   int fd_ = -1;

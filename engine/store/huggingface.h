@@ -1,20 +1,35 @@
 // Weights of Hugging Face folders (config.json, *.safetensors): families qwen3_moe and llama.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/model/params.h"
 #include "engine/recipe/recipe.h"
 
 namespace fp4t {
 
-// The model keys that config.json implies (layers, hidden, heads, RoPE, MoE, tying, vocabulary).
-// Throws BadDataError for parts that we do not have, by name.
+// The model keys that config.json implies (layers, hidden, heads, RoPE, MoE, tying, vocabulary). Balance
+// and init keep their defaults: they say how to train, not what the model computes.
+// Throws MissingInputError; BadDataError for parts that we do not have, by name.
 ModelSpec model_from_config(const std::string& folder);
 
-// Fills masters from the folder's tensors. Every tensor of both sides must find its partner.
+// Fills masters and their copies from the folder's tensors; selection biases become zero. Every tensor of
+// both sides must find its partner (BadDataError with file and tensor), and the plan's model must be the
+// folder's (RecipeError with every differing key). The caller says weights_changed() to the model.
 void import_weights(Queue& queue, const std::string& folder, const Plan& plan, ParamSet& params);
 
-// Our gradient or weight name -> the library's in-memory name ("model.layers.0.mlp.experts.gate_up_proj"),
-// with fused q/k/v split: see huggingface.cpp.
+// One tensor under the library's in-memory name, widened to FP32.
+struct NamedHostTensor {
+  std::string name;  // "model.layers.0.mlp.experts.gate_up_proj"
+  std::vector<int64_t> dims;
+  std::vector<float> values;
+};
+
+enum class Exported : uint8_t { kWeights, kGradients };
+
+// Our parameters as the library's: q, k and v split, gate and up of dense layers split, experts stacked.
+std::vector<NamedHostTensor> export_named(Queue& queue, const Plan& plan, ParamSet& params, Exported what);
+
 }  // namespace fp4t
