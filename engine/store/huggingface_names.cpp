@@ -1,0 +1,103 @@
+#include "engine/store/huggingface_names.h"
+
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+// Collects pieces one after another, so that offsets follow from sizes.
+class Pieces {
+ public:
+  void add(const std::string& name, const std::vector<int64_t>& dims) {
+    list_.push_back({name, dims, next_});
+    next_ += list_.back().elements();
+  }
+  std::vector<LibraryPiece> take() { return std::move(list_); }
+
+ private:
+  std::vector<LibraryPiece> list_;
+  int64_t next_ = 0;
+};
+
+std::vector<int64_t> all_dims(const Shape& shape) {
+  std::vector<int64_t> dims;
+  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
+  return dims;
+}
+
+void add_qkv(Pieces& out, const std::string& prefix, const ModelSpec& m) {
+  out.add(prefix + "self_attn.q_proj.weight", {m.heads * m.head_dim, m.hidden});
+  out.add(prefix + "self_attn.k_proj.weight", {m.kv_heads * m.head_dim, m.hidden});
+  out.add(prefix + "self_attn.v_proj.weight", {m.kv_heads * m.head_dim, m.hidden});
+}
+
+void add_experts(Pieces& out, const std::string& prefix, const ParamInfo& info, ExpertLayout layout) {
+  const bool gate_up = info.module == Module::kExpertsGateUp;
+  if (layout == ExpertLayout::kStacked) {
+    out.add(prefix + (gate_up ? "gate_up_proj" : "down_proj"), all_dims(info.shape));
+    return;
+  }
+  for (int64_t e = 0; e < info.shape[0]; ++e) {
+    const std::string expert = prefix + std::to_string(e) + ".";
+    if (gate_up) {
+      out.add(expert + "gate_proj.weight", {info.shape[1] / 2, info.shape[2]});
+      out.add(expert + "up_proj.weight", {info.shape[1] / 2, info.shape[2]});
+    } else {
+      out.add(expert + "down_proj.weight", {info.shape[1], info.shape[2]});
+    }
+  }
+}
+
+// The rest of our name after "layers.<n>." and before ".weight", and the library's for it.
+struct Alias {
+  const char* ours;
+  const char* theirs;
+};
+constexpr Alias kAliases[] = {
+    {"attn_norm", "input_layernorm"},    {"mlp_norm", "post_attention_layernorm"},
+    {"attn.out", "self_attn.o_proj"},    {"attn.q_norm", "self_attn.q_norm"},
+    {"attn.k_norm", "self_attn.k_norm"}, {"router", "mlp.gate"},
+    {"mlp.down", "mlp.down_proj"},
+};
+constexpr Alias kTopAliases[] = {
+    {"embed.weight", "model.embed_tokens.weight"},
+    {"norm.weight", "model.norm.weight"},
+    {"head.weight", "lm_head.weight"},
+};
+
+}  // namespace
+
+int64_t LibraryPiece::elements() const {
+  int64_t n = 1;
+  for (const int64_t d : dims) n *= d;
+  return n;
+}
+
+std::vector<LibraryPiece> library_pieces(const ParamInfo& info, const ModelSpec& model, ExpertLayout layout) {
+  Pieces out;
+  for (const Alias& a : kTopAliases) {
+    if (info.name == a.ours) out.add(a.theirs, all_dims(info.shape));
+  }
+  if (info.layer >= 0) {
+    const std::string ours = "layers." + std::to_string(info.layer) + ".";
+    const std::string theirs = "model." + ours;
+    for (const Alias& a : kAliases) {
+      if (info.name == ours + a.ours + ".weight")
+        out.add(theirs + a.theirs + ".weight", all_dims(info.shape));
+    }
+    if (info.role == ParamRole::kGemmWeight && info.module == Module::kAttnQkv) add_qkv(out, theirs, model);
+    if (info.role == ParamRole::kExpertWeight) add_experts(out, theirs + "mlp.experts.", info, layout);
+    if (info.role == ParamRole::kGemmWeight && info.module == Module::kMlpGateUp) {
+      out.add(theirs + "mlp.gate_proj.weight", {info.shape[0] / 2, info.shape[1]});
+      out.add(theirs + "mlp.up_proj.weight", {info.shape[0] / 2, info.shape[1]});
+    }
+  }
+  std::vector<LibraryPiece> pieces = out.take();
+  if (pieces.empty()) {
+    throw BadDataError("parameter '" + info.name + "' has no place in the families qwen3_moe and llama");
+  }
+  return pieces;
+}
+
+}  // namespace fp4t

@@ -1,0 +1,428 @@
+#include "engine/store/huggingface.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "engine/store/safetensors.h"
+#include "gtest/gtest.h"
+#include "tests/unit/store_fixture.h"
+
+namespace fp4t::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+std::string golden(const std::string& family) {
+  return std::string(std::getenv("FP4T_TEST_SOURCE")) + "/tests/golden/hf/" + family;
+}
+
+// A writable copy of a golden folder whose config and tensors a test may change.
+class Folder {
+ public:
+  explicit Folder(const std::string& family) {
+    config = Json::parse(file_text(golden(family) + "/config.json"));
+    const SafetensorsFile file(golden(family) + "/model.safetensors");
+    for (const StoredTensor& t : file.tensors()) tensors[t.name] = {t.dtype, t.dims, file.read(t)};
+  }
+  struct Tensor {
+    DType dtype;
+    std::vector<int64_t> dims;
+    std::vector<uint8_t> bytes;
+  };
+
+  const std::string& write() {
+    set_file(dir_ / "config.json", config.dump());
+    write_part("model.safetensors", [](const std::string&) { return true; });
+    return dir_.path();
+  }
+  template <class Choice>
+  void write_part(const std::string& file, const Choice& choose) {
+    std::vector<TensorToStore> list;
+    for (const auto& [name, t] : tensors) {
+      if (choose(name)) list.push_back({name, t.dtype, t.dims, t.bytes.data()});
+    }
+    write_safetensors(dir_ / file, list, {{"format", "pt"}});
+  }
+  const std::string& path() const { return dir_.path(); }
+  std::string operator/(const std::string& name) const { return dir_ / name; }
+
+  Json config;
+  std::map<std::string, Tensor> tensors;
+
+ private:
+  TempFolder dir_;
+};
+
+// Parameters of a folder's model in an arena of their own.
+struct Model {
+  explicit Model(const ModelSpec& spec, DType masters = DType::kF32)
+      : queue(Queue::cpu(1)),
+        plan(plan_of(spec, masters)),
+        arena(queue, "run", int64_t{16} << 20, Poison::kNan),
+        params(arena, plan) {}
+  static Plan plan_of(const ModelSpec& spec, DType masters) {
+    Plan p;
+    p.model = spec;
+    p.dtypes.masters = masters;
+    p.parameters = parameter_list(p.model, p.dtypes);
+    p.buffers = buffer_list(p.model);
+    return p;
+  }
+  std::map<std::string, NamedHostTensor> weights() {
+    std::map<std::string, NamedHostTensor> out;
+    for (NamedHostTensor& t : export_named(queue, plan, params, Exported::kWeights)) {
+      EXPECT_TRUE(out.emplace(t.name, t).second) << t.name;
+    }
+    return out;
+  }
+  Queue queue;
+  Plan plan;
+  Arena arena;
+  ParamSet params;
+};
+
+std::string import_error(const std::string& folder, const ModelSpec& spec) {
+  Model model(spec);
+  return error_of([&] { import_weights(model.queue, folder, model.plan, model.params); });
+}
+
+TEST(HuggingFaceConfig, qwen3_moe_keys_are_translated) {
+  const ModelSpec m = model_from_config(golden("qwen3_moe"));
+  EXPECT_EQ(m.layers, 2);
+  EXPECT_EQ(m.hidden, 64);
+  EXPECT_EQ(m.heads, 4);
+  EXPECT_EQ(m.kv_heads, 2);
+  EXPECT_EQ(m.head_dim, 16);
+  EXPECT_EQ(m.vocabulary, 257);
+  EXPECT_EQ(m.max_positions, 128);
+  EXPECT_EQ(m.mlp_hidden, 0);
+  EXPECT_TRUE(m.qk_norm);
+  EXPECT_FALSE(m.tied_head);
+  EXPECT_EQ(m.norm_eps, 1e-6);
+  EXPECT_EQ(m.rope.theta, 10000.0);
+  EXPECT_EQ(m.rope.scaling, "none");
+  EXPECT_EQ(m.moe.experts, 8);
+  EXPECT_EQ(m.moe.top_k, 2);
+  EXPECT_EQ(m.moe.hidden, 48);
+  EXPECT_EQ(m.moe.router, "softmax");
+  EXPECT_TRUE(m.moe.normalise);
+  EXPECT_EQ(m.moe.dense_layers, 0);
+}
+
+TEST(HuggingFaceConfig, llama_keys_are_translated) {
+  const ModelSpec m = model_from_config(golden("llama"));
+  EXPECT_EQ(m.mlp_hidden, 96);
+  EXPECT_EQ(m.moe.experts, 0);
+  EXPECT_FALSE(m.qk_norm);
+  EXPECT_TRUE(m.tied_head);
+}
+
+TEST(HuggingFaceConfig, both_forms_of_rope_are_read) {
+  Folder f("llama");
+  f.config.erase("rope_parameters");
+  f.config["rope_theta"] = 500000.0;
+  f.config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", 8.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 64}};
+  const RopeSpec old_form = model_from_config(f.write()).rope;
+  EXPECT_EQ(old_form.theta, 500000.0);
+  EXPECT_EQ(old_form.scaling, "llama3");
+  EXPECT_EQ(old_form.factor, 8.0);
+  EXPECT_EQ(old_form.high_freq_factor, 4.0);
+  EXPECT_EQ(old_form.original_positions, 64);
+
+  f.config.erase("rope_theta");
+  f.config.erase("rope_scaling");
+  f.config["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 1e6}, {"factor", 4.0}};
+  const RopeSpec new_form = model_from_config(f.write()).rope;
+  EXPECT_EQ(new_form.theta, 1e6);
+  EXPECT_EQ(new_form.scaling, "yarn");
+  EXPECT_EQ(new_form.original_positions, 128);
+  EXPECT_EQ(new_form.beta_fast, 32.0);
+
+  f.config["rope_parameters"] = nullptr;
+  f.config["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  EXPECT_EQ(model_from_config(f.write()).rope.scaling, "linear");
+}
+
+TEST(HuggingFaceConfig, dense_first_layers_are_recognised_from_either_key) {
+  Folder f("qwen3_moe");
+  f.config["num_hidden_layers"] = 4;
+  f.config["mlp_only_layers"] = {1, 0};
+  ModelSpec m = model_from_config(f.write());
+  EXPECT_EQ(m.moe.dense_layers, 2);
+  EXPECT_EQ(m.mlp_hidden, 96);
+  f.config["num_hidden_layers"] = 2;
+  f.config["mlp_only_layers"] = Json::array();
+  f.config["decoder_sparse_step"] = 2;  // layers 1, 3, ... have experts
+  EXPECT_EQ(model_from_config(f.write()).moe.dense_layers, 1);
+}
+
+TEST(HuggingFaceConfig, what_we_do_not_have_is_refused_by_name) {
+  const auto message = [](const std::string& family, const char* key, const Json& value) {
+    Folder f(family);
+    f.config[key] = value;
+    return error_of([&] { model_from_config(f.write()); });
+  };
+  struct Case {
+    const char* family;
+    const char* key;
+    Json value;
+  };
+  const Case cases[] = {
+      {"qwen3_moe", "attention_bias", true},
+      {"llama", "mlp_bias", true},
+      {"llama", "hidden_act", "gelu"},
+      {"llama", "attention_dropout", 0.1},
+      {"llama", "partial_rotary_factor", 0.5},
+      {"qwen3_moe", "use_sliding_window", true},
+      {"qwen3_moe", "layer_types", {"full_attention", "sliding_attention"}},
+      {"llama", "quantization_config", {{"quant_method", "fp8"}}},
+      {"llama", "model_type", "mistral"},
+      {"llama", "architectures", {"LlamaForSequenceClassification"}},
+      {"llama", "rope_parameters", {{"rope_type", "dynamic"}, {"factor", 2.0}}},
+      {"llama", "rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale", 0.7}}},
+      {"qwen3_moe", "mlp_only_layers", {1}},
+      {"qwen3_moe", "mlp_only_layers", {0, 1}},
+      {"qwen3_moe", "num_experts_per_tok", 9},
+      {"llama", "hidden_size", 0},
+      {"llama", "hidden_size", -64},
+      {"llama", "hidden_size", 64.5},
+      {"llama", "hidden_size", 1e30},
+      {"llama", "hidden_size", "64"},
+      {"llama", "num_hidden_layers", nullptr},
+      {"llama", "rms_norm_eps", -1.0},
+      {"llama", "tie_word_embeddings", "yes"},
+  };
+  for (const Case& c : cases) {
+    const std::string text = message(c.family, c.key, c.value);
+    EXPECT_NE(text.find(c.key), std::string::npos) << c.key << " " << c.value << ": '" << text << "'";
+    EXPECT_NE(text.find("config.json"), std::string::npos) << c.key << ": '" << text << "'";
+  }
+  EXPECT_EQ(message("qwen3_moe", "sliding_window", 4096), "");  // given, and not in use
+}
+
+TEST(HuggingFaceConfig, damaged_files_are_refused) {
+  Folder f("llama");
+  f.write();
+  for (const std::string& text :
+       {std::string("{"), std::string("[]"), std::string(100000, '['), std::string("\xFF"), std::string()}) {
+    set_file(f / "config.json", text);
+    EXPECT_THROW(model_from_config(f.path()), BadDataError) << text.substr(0, 10);
+  }
+  fs::remove(f / "config.json");
+  EXPECT_THROW(model_from_config(f.path()), MissingInputError);
+}
+
+TEST(HuggingFaceWeights, every_value_arrives_under_the_librarys_name) {
+  for (const char* family : {"qwen3_moe", "llama"}) {
+    const std::string folder = golden(family);
+    Model model(model_from_config(folder));
+    import_weights(model.queue, folder, model.plan, model.params);
+    const auto ours = model.weights();
+    const SafetensorsFile file(folder + "/model.safetensors"), oracle(folder + "/oracle.safetensors");
+    size_t gradients = 0;
+    for (const StoredTensor& t : oracle.tensors()) {
+      if (t.name.rfind("grad.", 0) != 0) continue;
+      ++gradients;
+      const auto it = ours.find(t.name.substr(5));
+      ASSERT_NE(it, ours.end()) << t.name;
+      EXPECT_EQ(it->second.dims, t.dims) << t.name;
+    }
+    EXPECT_EQ(gradients, ours.size()) << family;
+
+    int64_t compared = 0;
+    for (const StoredTensor& t : file.tensors()) {
+      // The file's name of an expert's matrix, as name, first element and count of the stacked tensor.
+      std::string name = t.name;
+      int64_t begin = 0;
+      const size_t at = name.find("experts.");
+      if (at != std::string::npos) {
+        const int64_t expert = std::stoll(name.substr(at + 8));
+        const bool down = name.find("down_proj") != std::string::npos;
+        const bool up = name.find("up_proj.weight") != std::string::npos;
+        const int64_t matrix = t.dims[0] * t.dims[1];
+        begin = down ? expert * matrix : (2 * expert + (up ? 1 : 0)) * matrix;
+        name = name.substr(0, at + 8) + (down ? "down_proj" : "gate_up_proj");
+      }
+      ASSERT_TRUE(ours.count(name)) << name;
+      const std::vector<float>& values = ours.at(name).values;
+      const std::vector<uint8_t> bytes = file.read(t);
+      const int64_t n = t.bytes() / dtype_bytes(t.dtype);
+      for (int64_t i = 0; i < n; ++i, ++compared) {
+        float expected;
+        if (t.dtype == DType::kF32) {
+          std::memcpy(&expected, bytes.data() + 4 * i, 4);
+        } else {
+          Bf16 half;
+          std::memcpy(&half, bytes.data() + 2 * i, 2);
+          expected = from_bf16(half);
+        }
+        ASSERT_EQ(values[static_cast<size_t>(begin + i)], expected) << t.name << " element " << i;
+      }
+    }
+    EXPECT_EQ(compared, total_parameters(model.plan.parameters)) << family;
+  }
+}
+
+TEST(HuggingFaceWeights, stacked_experts_and_separate_ones_import_equally) {
+  const ModelSpec spec = model_from_config(golden("qwen3_moe"));
+  Model separate(spec);
+  import_weights(separate.queue, golden("qwen3_moe"), separate.plan, separate.params);
+
+  Folder f("qwen3_moe");
+  for (auto it = f.tensors.begin(); it != f.tensors.end();) {
+    it = it->first.find("experts.") == std::string::npos ? std::next(it) : f.tensors.erase(it);
+  }
+  for (const auto& [name, t] : separate.weights()) {
+    if (name.find("experts.") == std::string::npos) continue;
+    Folder::Tensor& stacked = f.tensors[name];
+    stacked = {DType::kF32, t.dims, std::vector<uint8_t>(t.values.size() * 4)};
+    std::memcpy(stacked.bytes.data(), t.values.data(), stacked.bytes.size());
+  }
+  Model stacked(spec);
+  import_weights(stacked.queue, f.write(), stacked.plan, stacked.params);
+  const auto a = separate.weights(), b = stacked.weights();
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, t] : a) EXPECT_EQ(t.values, b.at(name).values) << name;
+}
+
+TEST(HuggingFaceWeights, bf16_masters_round_and_norms_stay_fp32) {
+  const std::string folder = golden("qwen3_moe");
+  Model model(model_from_config(folder), DType::kBf16);
+  import_weights(model.queue, folder, model.plan, model.params);
+  EXPECT_EQ(model.params.find("embed.weight").master.dtype, DType::kBf16);
+  EXPECT_EQ(model.params.find("norm.weight").master.dtype, DType::kF32);
+  const SafetensorsFile file(folder + "/model.safetensors");
+  const std::vector<uint8_t> bytes = file.read(file.find("model.embed_tokens.weight"));
+  const std::vector<float> values = model.weights().at("model.embed_tokens.weight").values;
+  for (size_t i = 0; i < values.size(); ++i) {
+    float x;
+    std::memcpy(&x, bytes.data() + 4 * i, 4);
+    ASSERT_EQ(values[i], from_bf16(to_bf16(x))) << i;
+  }
+}
+
+TEST(HuggingFaceWeights, selection_biases_become_zero) {
+  const std::string folder = golden("qwen3_moe");
+  Model model(model_from_config(folder));
+  import_weights(model.queue, folder, model.plan, model.params);
+  ASSERT_EQ(model.params.buffers().size(), 2u);
+  for (const Buffer& b : model.params.buffers()) {
+    for (int64_t i = 0; i < b.data.elements(); ++i) EXPECT_EQ(b.data.as<float>()[i], 0.0f);
+  }
+}
+
+TEST(HuggingFaceWeights, each_absent_tensor_is_named) {
+  const ModelSpec spec = model_from_config(golden("qwen3_moe"));
+  const Folder all("qwen3_moe");
+  for (const auto& [name, tensor] : all.tensors) {
+    // One of each kind: layer 0 and expert 3 stand for the others.
+    if (name.find("layers.1.") != std::string::npos) continue;
+    if (name.find("experts.") != std::string::npos && name.find("experts.3.") == std::string::npos) continue;
+    Folder f("qwen3_moe");
+    f.tensors.erase(name);
+    const std::string message = import_error(f.write(), spec);
+    EXPECT_NE(message.find("'" + name + "' is missing"), std::string::npos) << message;
+  }
+}
+
+TEST(HuggingFaceWeights, tensors_without_a_place_wrong_shapes_and_wrong_types_are_named) {
+  const ModelSpec spec = model_from_config(golden("llama"));
+  {
+    Folder f("llama");
+    f.tensors["model.layers.0.self_attn.q_proj.bias"] = {DType::kF32, {1}, {0, 0, 0, 0}};
+    const std::string message = import_error(f.write(), spec);
+    EXPECT_NE(message.find("'model.layers.0.self_attn.q_proj.bias' has no place"), std::string::npos)
+        << message;
+  }
+  {
+    Folder f("llama");
+    f.tensors["model.layers.1.mlp.down_proj.weight"].dims = {96, 64};
+    const std::string message = import_error(f.write(), spec);
+    EXPECT_NE(
+        message.find("'model.layers.1.mlp.down_proj.weight' has shape [96, 64], the model needs [64, 96]"),
+        std::string::npos)
+        << message;
+  }
+  {
+    Folder f("llama");
+    f.tensors["model.norm.weight"] = {DType::kF64, {64}, std::vector<uint8_t>(512)};
+    const std::string message = import_error(f.write(), spec);
+    EXPECT_NE(message.find("'model.norm.weight' is F64"), std::string::npos) << message;
+  }
+  {
+    Folder f("llama");  // padded rows must not slip in
+    Folder::Tensor& t = f.tensors["model.embed_tokens.weight"];
+    t.dims[0] = 264;
+    t.bytes.resize(264 * 64 * 2);
+    const std::string message = import_error(f.write(), spec);
+    EXPECT_NE(message.find("'model.embed_tokens.weight' has shape [264, 64]"), std::string::npos) << message;
+  }
+  {
+    Folder f("qwen3_moe");  // the same experts in both layouts
+    f.tensors["model.layers.0.mlp.experts.down_proj"] = {
+        DType::kF32, {8, 64, 48}, std::vector<uint8_t>(8 * 64 * 48 * 4)};
+    const std::string message = import_error(f.write(), model_from_config(golden("qwen3_moe")));
+    EXPECT_NE(message.find("experts.0.down_proj.weight' has no place"), std::string::npos) << message;
+  }
+}
+
+TEST(HuggingFaceWeights, a_recipe_for_another_model_is_refused_with_every_key) {
+  ModelSpec spec = model_from_config(golden("qwen3_moe"));
+  spec.rope.theta = 1e6;
+  spec.moe.normalise = false;
+  Model model(spec);
+  try {
+    import_weights(model.queue, golden("qwen3_moe"), model.plan, model.params);
+    ADD_FAILURE() << "accepted";
+  } catch (const RecipeError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("model.rope.theta is 1e+06, the folder's is 10000"), std::string::npos) << message;
+    EXPECT_NE(message.find("model.moe.normalise"), std::string::npos) << message;
+  }
+}
+
+TEST(HuggingFaceWeights, sharded_folders_follow_their_index) {
+  const ModelSpec spec = model_from_config(golden("llama"));
+  Folder f("llama");
+  f.write();
+  fs::remove(f / "model.safetensors");
+  EXPECT_NE(import_error(f.path(), spec).find("model.safetensors"), std::string::npos);
+
+  const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";
+  const auto in_first = [](const std::string& name) { return name.find("layers.0") != std::string::npos; };
+  f.write_part(first, in_first);
+  f.write_part(second, [&](const std::string& name) { return !in_first(name); });
+  Json index = {{"metadata", {{"total_size", 1}}}};
+  for (const auto& [name, tensor] : f.tensors) index["weight_map"][name] = in_first(name) ? first : second;
+  const std::string index_file = f / "model.safetensors.index.json";
+  set_file(index_file, index.dump());
+  EXPECT_EQ(import_error(f.path(), spec), "");
+
+  Json changed = index;
+  changed["weight_map"]["model.norm.weight"] = first;
+  set_file(index_file, changed.dump());
+  EXPECT_NE(import_error(f.path(), spec).find("'model.norm.weight' is not in"), std::string::npos);
+  changed = index;
+  changed["weight_map"].erase("model.norm.weight");
+  set_file(index_file, changed.dump());
+  EXPECT_NE(import_error(f.path(), spec).find("'model.norm.weight'"), std::string::npos);
+  changed = index;
+  changed["weight_map"]["model.norm.weight"] = "../" + second;
+  set_file(index_file, changed.dump());
+  EXPECT_NE(import_error(f.path(), spec).find("no file of this folder"), std::string::npos);
+  set_file(index_file, "{}");
+  EXPECT_THROW(
+      {
+        Model model(spec);
+        import_weights(model.queue, f.path(), model.plan, model.params);
+      },
+      BadDataError);
+}
+
+}  // namespace
+}  // namespace fp4t::test
