@@ -2,6 +2,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 
 #include "engine/plan/modules.h"
 #include "engine/plan/precision.h"
@@ -93,6 +95,12 @@ std::string operand_label(const CellRow& row) {
   return is_gemm_module(row.module) ? detail::concat(name_of(row.gemm), " ", name_of(row.operand)) : "";
 }
 
+// What to append to "dgrad grad" for another operand: "+weight" of the same GEMM, ", wgrad grad" of another.
+std::string join_operand(const std::string& before, const CellRow& row) {
+  const size_t last_gemm = before.rfind(name_of(row.gemm));
+  return last_gemm != std::string::npos ? std::string("+") + name_of(row.operand) : ", " + operand_label(row);
+}
+
 // All rows of one table span to groups: first operands of a module, then modules with equal groups.
 std::vector<std::vector<Group>> fold(const std::vector<CellRow>& rows, size_t begin, size_t end) {
   std::vector<std::vector<Group>> modules;
@@ -112,7 +120,7 @@ std::vector<std::vector<Group>> fold(const std::vector<CellRow>& rows, size_t be
       if (same == groups.end()) {
         groups.push_back({name_of(m), label, runs});
       } else {
-        same->operands += ", " + label;
+        same->operands += join_operand(same->operands, rows[i]);
       }
       i = j;
     }
@@ -131,9 +139,28 @@ std::vector<std::vector<Group>> fold(const std::vector<CellRow>& rows, size_t be
   return modules;
 }
 
-void pad_to(std::string& line, size_t column) {
-  if (line.size() < column) line.append(column - line.size(), ' ');
-  line += "  ";
+std::string hex16(uint64_t v) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(v));
+  return text;
+}
+
+// Lines of columns, each as wide as its widest entry.
+std::string align(const std::vector<std::array<std::string, 4>>& lines) {
+  std::array<size_t, 4> width{};
+  for (const auto& line : lines) {
+    for (size_t c = 0; c < line.size(); ++c) width[c] = std::max(width[c], line[c].size());
+  }
+  std::string text;
+  for (const auto& line : lines) {
+    for (size_t c = 0; c < line.size(); ++c) {
+      if (width[c] == 0) continue;
+      text += "  " + line[c];
+      if (c + 1 < line.size()) text.append(width[c] - line[c].size(), ' ');
+    }
+    text += "\n";
+  }
+  return text;
 }
 
 }  // namespace
@@ -156,19 +183,16 @@ std::string describe(const StagePrecision& p, const ModelSpec& model, bool is_rl
     size_t j = i;
     while (j < rows.size() && rows[j].table == rows[i].table && rows[j].begin == rows[i].begin) ++j;
     text += detail::concat(name_of(rows[i].table), ", steps ", rows[i].begin, " to ", rows[i].end, "\n");
+    std::vector<std::array<std::string, 4>> lines;
     for (const std::vector<Group>& module : fold(rows, i, j)) {
       for (const Group& g : module) {
-        std::string head = "  " + g.modules;
-        pad_to(head, 28);
-        head += g.operands;
         for (const LayerRun& run : g.runs) {
-          std::string line = head;
-          if (run.layers != "all") line += "  layers " + run.layers;
-          pad_to(line, 66);
-          text += line + run.cell + "\n";
+          const std::string layers = run.layers == "all" ? "" : "layers " + run.layers;
+          lines.push_back({g.modules, g.operands, layers, run.cell});
         }
       }
     }
+    text += align(lines);
     i = j;
   }
   return text;
@@ -218,6 +242,12 @@ uint64_t hash_of(const StagePrecision& p) {
   spans(p.backward, backward_cell);
   forward_spans(p.sampler);
   return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+std::string hash_of(const std::vector<const StagePrecision*>& stages) {
+  std::string list;
+  for (const StagePrecision* p : stages) list += hex16(hash_of(*p)) + "\n";
+  return hex16(XXH3_64bits(list.data(), list.size()));
 }
 
 }  // namespace fp4t

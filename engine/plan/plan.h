@@ -55,6 +55,9 @@ struct Plan {
   std::string recipe_yaml;        // the resolved recipe
 };
 
+// Token ids that a tokenizer of this kind can make: the smallest vocabulary.
+int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer);
+
 // Throws RecipeError with every problem at once.
 // `span_steps`: steps by stage that percentages in precision rules refer to, as a checkpoint recorded them
 // (a longer run does not move a switch); empty: each stage's own steps.

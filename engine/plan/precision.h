@@ -149,5 +149,7 @@ std::string describe(const StagePrecision& p, const ModelSpec& model, bool is_rl
 
 // XXH3 of the resolved cells and spans.
 uint64_t hash_of(const StagePrecision& p);
+// Of all stages together, 16 hex digits.
+std::string hash_of(const std::vector<const StagePrecision*>& stages);
 
 }  // namespace fp4t

@@ -1,0 +1,142 @@
+#include "engine/plan/plan.h"
+
+#include <algorithm>
+
+#include "engine/plan/memory.h"
+#include "engine/plan/sizes.h"
+#include "engine/recipe/load.h"
+
+namespace fp4t {
+
+namespace {
+
+void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& problems) {
+  if (recipe.run.device == "cuda" && machine.backend != Backend::kCuda) {
+    problems.general(machine.built_with_cuda
+                         ? "run.device: cuda, and this machine shows no usable GPU; allowed: auto, cpu"
+                         : "run.device: cuda, and this program was built without CUDA; allowed: auto, cpu");
+  }
+  for (const auto& [key, value] :
+       {std::pair{"expert", recipe.parallel.expert}, {"zero", recipe.parallel.zero}}) {
+    if (value == 1) continue;
+    problems.general(detail::concat("parallel.", key, ": ", value, " needs ", value,
+                                    " ranks, and this program runs on one; allowed: 1"));
+  }
+}
+
+void resolve_vocabulary(Plan& plan, ProblemList& problems) {
+  const int64_t needed = tokenizer_vocabulary(plan.tokenizer);
+  if (plan.model.vocabulary == 0) plan.model.vocabulary = needed;
+  if (plan.model.vocabulary < needed) {
+    problems.general(detail::concat("model.vocabulary: ", plan.model.vocabulary, " is less than the ", needed,
+                                    " tokens of tokenizer ", plan.tokenizer.kind,
+                                    "; leave it out or give at least that"));
+  }
+}
+
+void make_stages(Plan& plan, const Recipe& recipe) {
+  for (const StageSpec& spec : recipe.stages) {
+    StagePlan stage;
+    stage.spec = spec;
+    stage.name = std::visit([](const auto& s) { return s.name; }, spec);
+    stage.steps = std::visit([](const auto& s) { return s.steps; }, spec);
+    stage.is_rl = std::holds_alternative<RlSpec>(spec);
+    plan.stages.push_back(std::move(stage));
+  }
+}
+
+void resolve_stages(Plan& plan, const PrecisionSpec& spec, const std::vector<int64_t>& span_steps) {
+  std::vector<StageShape> shapes;
+  for (const StagePlan& stage : plan.stages) {
+    const size_t i = shapes.size();
+    shapes.push_back({stage.is_rl, stage.steps, i < span_steps.size() ? span_steps[i] : 0});
+  }
+  std::vector<StagePrecision> precision = resolve_precision(spec, plan.model, shapes);
+  std::vector<const StagePrecision*> hashed;
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    StagePlan& stage = plan.stages[i];
+    stage.precision = std::move(precision[i]);
+    if (stage.is_rl) stage.equality_obstacle = equality_obstacle(stage.precision, plan.model);
+    hashed.push_back(&stage.precision);
+  }
+  plan.precision_hash = hash_of(hashed);
+}
+
+// The reference format is one for all cells (precision.cpp sees to it), so one cell tells.
+bool is_fp32_reference(const Plan& plan) {
+  return !plan.stages.empty() && plan.stages.front().precision.forward.at(0).head.act.format == Format::kFp32;
+}
+
+void check_reference(const Plan& plan, ProblemList& problems) {
+  if (plan.act == DType::kF32 && plan.dtypes.masters != DType::kF32) {
+    problems.general("dtypes.masters: bf16, and the fp32 format computes with the masters; allowed: fp32");
+  }
+}
+
+void check_memory(const Plan& plan, ProblemList& problems) {
+  const MemoryPlan& m = plan.memory;
+  const int64_t total = m.run_bytes + m.step_bytes + m.scratch_bytes;
+  if (plan.machine.memory_bytes <= 0 || total <= plan.machine.memory_bytes) return;
+  problems.general(detail::concat("the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ",
+                                  m.step_bytes >> 20, ", scratch ", m.scratch_bytes >> 20, ") and ",
+                                  plan.machine.device_name, " has ", plan.machine.memory_bytes >> 20,
+                                  " MiB: smaller micro-batches or parallel.recompute: block need less"));
+}
+
+void finish_parameters(Plan& plan) {
+  plan.parameters = parameter_list(plan.model, plan.dtypes);
+  plan.buffers = buffer_list(plan.model);
+  if (plan.act == DType::kF32 || accumulates(plan)) {
+    for (ParamInfo& p : plan.parameters) p.gradient = DType::kF32;
+  }
+}
+
+}  // namespace
+
+int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
+  FP4T_CHECK(tokenizer.kind == "bytes", "tokenizer ", tokenizer.kind);
+  return 257;  // 256 byte values and <eod>
+}
+
+Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps) {
+  Plan plan;
+  plan.run = recipe.run;
+  plan.model = recipe.model;
+  plan.parallel = recipe.parallel;
+  plan.dtypes = recipe.dtypes;
+  plan.tokenizer = recipe.tokenizer;
+  plan.machine = machine;
+  ProblemList problems;
+  check_machine(recipe, machine, problems);
+  resolve_vocabulary(plan, problems);
+  make_stages(plan, recipe);
+  size_plan(plan, problems);
+  try {
+    resolve_stages(plan, recipe.precision, span_steps);
+    plan.act = is_fp32_reference(plan) ? DType::kF32 : DType::kBf16;
+    check_reference(plan, problems);
+  } catch (const RecipeError& e) {
+    problems.general(e.what());
+  }
+  problems.throw_if_any();
+  finish_parameters(plan);
+  plan.flops_per_token = model_flops_per_token(plan);
+  plan.recipe_yaml = print_recipe(recipe);
+  plan.memory = plan_memory(plan);
+  check_memory(plan, problems);
+  problems.throw_if_any();
+  return plan;
+}
+
+void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int64_t samples) {
+  plan.max_tokens = prompt_tokens;
+  plan.max_cache_slots = samples;
+  plan.max_cache_length = length;
+  plan.max_decode_tokens = std::max(prompt_tokens, samples);
+  plan.memory = plan_memory(plan);
+  ProblemList problems;
+  check_memory(plan, problems);
+  problems.throw_if_any();
+}
+
+}  // namespace fp4t

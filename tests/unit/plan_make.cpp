@@ -1,0 +1,224 @@
+// make_plan: sizes, gradient types, machine checks, and what the plan prints.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "engine/plan/plan.h"
+#include "engine/plan/sizes.h"
+
+namespace fp4t {
+namespace {
+
+PretrainSpec pretrain_stage() {
+  PretrainSpec s;
+  s.steps = 600;
+  s.batch = {8192, 16, 128};
+  s.eval.prompts = {"The "};
+  return s;
+}
+
+RlSpec rl_stage() {
+  RlSpec s;
+  s.steps = 60;
+  s.sampling.prompts = 32;
+  s.sampling.samples = 16;
+  s.sampling.max_tokens = 8;
+  s.objective.mini_batches = 8;
+  s.objective.micro_tokens = 4096;
+  return s;
+}
+
+Recipe small_recipe() {
+  Recipe r;
+  r.run.name = "small";
+  r.run.dir = "runs/small";
+  r.model.layers = 4;
+  r.model.hidden = 128;
+  r.model.heads = 4;
+  r.model.kv_heads = 2;
+  r.model.head_dim = 32;
+  r.model.max_positions = 512;
+  r.model.moe.experts = 8;
+  r.model.moe.top_k = 2;
+  r.model.moe.hidden = 128;
+  r.stages = {pretrain_stage(), rl_stage()};
+  return r;
+}
+
+Machine cpu_machine() {
+  Machine m;
+  m.device_name = "cpu";
+  m.num_threads = 2;
+  m.memory_bytes = int64_t{8} << 30;
+  return m;
+}
+
+Plan plan_of(const Recipe& r) { return make_plan(r, cpu_machine(), {}); }
+
+std::string error_of(const Recipe& r, const Machine& m = cpu_machine()) {
+  try {
+    make_plan(r, m, {});
+  } catch (const RecipeError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "in: " << (text)
+
+TEST(PlanMake, sizes_follow_the_stages) {
+  const Plan p = plan_of(small_recipe());
+  EXPECT_EQ(p.model.vocabulary, 257);
+  EXPECT_EQ(p.stages[0].accumulation, 4);
+  EXPECT_EQ(p.stages[1].updates_per_step, 8);
+  EXPECT_EQ(p.max_tokens, 4096);          // RL: 512 completions of 6 + 8 tokens are more
+  EXPECT_EQ(p.max_cache_slots, 512);      // 32 x 16
+  EXPECT_EQ(p.max_cache_length, 4 + 16);  // the sample "The " and eval.max_tokens, more than "99+99=" and 8
+  EXPECT_EQ(p.max_decode_tokens, 512 * 6);
+}
+
+TEST(PlanMake, rl_forwards_are_no_larger_than_a_rollout) {
+  Recipe r = small_recipe();
+  RlSpec rl = rl_stage();
+  rl.sampling.prompts = 2;
+  rl.sampling.samples = 4;
+  r.stages = {rl};
+  EXPECT_EQ(plan_of(r).max_tokens, 2 * 4 * (6 + 8));
+}
+
+TEST(PlanMake, the_cache_ends_at_the_last_position) {
+  Recipe r = small_recipe();
+  r.model.max_positions = 128;
+  std::get<PretrainSpec>(r.stages[0]).eval.max_tokens = 500;
+  EXPECT_EQ(plan_of(r).max_cache_length, 128);
+}
+
+TEST(PlanMake, flops_match_a_hand_count) {
+  const Plan p = plan_of(small_recipe());
+  const double layer = 128 * (4 + 2 + 2) * 32 + 4 * 32 * 128 + 8 * 128 + 2 * 3 * 128 * 128;
+  EXPECT_DOUBLE_EQ(p.flops_per_token, 6 * (4 * layer + 257 * 128) + 4 * 6.0 * 128 * 4 * 32);
+}
+
+TEST(PlanMake, gradients_are_fp32_where_micro_batches_add_up) {
+  Recipe r = small_recipe();
+  const auto gradient_of = [](const Plan& p, const std::string& name) {
+    for (const ParamInfo& i : p.parameters) {
+      if (i.name == name) return i.gradient;
+    }
+    throw InternalError(name);
+  };
+  const std::string down = "layers.0.experts.down.weight";
+  EXPECT_EQ(gradient_of(plan_of(r), down), DType::kF32);
+  std::get<PretrainSpec>(r.stages[0]).batch.tokens = 2048;  // one micro-batch; RL: 64 x 14 tokens, one too
+  EXPECT_EQ(gradient_of(plan_of(r), down), DType::kBf16);
+  EXPECT_EQ(gradient_of(plan_of(r), "head.weight"), DType::kF32);
+  std::get<RlSpec>(r.stages[1]).objective.micro_tokens = 100;
+  EXPECT_EQ(gradient_of(plan_of(r), down), DType::kF32);
+}
+
+TEST(PlanMake, what_does_not_fit_is_reported_all_at_once) {
+  Recipe r = small_recipe();
+  r.model.vocabulary = 100;
+  r.model.max_positions = 100;
+  r.run.device = "cuda";
+  r.parallel.expert = 2;
+  std::get<RlSpec>(r.stages[1]).objective.micro_tokens = 5;
+  std::get<PretrainSpec>(r.stages[0]).eval.prompts = {std::string(100, 'x')};
+  RuleSpec rule;
+  rule.modules = {"mlp.*"};
+  rule.path = "precision.pretrain.forward[0]";
+  r.precision.tables[0] = {rule};
+  const std::string e = error_of(r);
+  EXPECT_HAS(e, "model.vocabulary: 100 is less than the 257");
+  EXPECT_HAS(e, "run.device: cuda, and this program was built without CUDA");
+  EXPECT_HAS(e, "parallel.expert: 2 needs 2 ranks");
+  EXPECT_HAS(e, "stages[1].rl.objective.micro_tokens: 5 does not hold one sequence");
+  EXPECT_HAS(e, "stages[0].pretrain.batch.length: 128 is more than model.max_positions 100");
+  EXPECT_HAS(e, "stages[0].pretrain.eval.prompts[0]: prompts of up to 100 tokens");
+  EXPECT_HAS(e, "precision.pretrain.forward[0]: this rule never wins");
+}
+
+TEST(PlanMake, a_plan_larger_than_the_machine_is_refused) {
+  Machine m = cpu_machine();
+  m.memory_bytes = 1 << 20;
+  EXPECT_HAS(error_of(small_recipe(), m), "cpu has 1 MiB");
+}
+
+TEST(PlanMake, the_fp32_reference_computes_in_fp32_throughout) {
+  Recipe r = small_recipe();
+  for (auto& table : r.precision.tables) {
+    RuleSpec rule;
+    rule.spec.format = Format::kFp32;
+    table = {rule};
+  }
+  std::get<PretrainSpec>(r.stages[0]).batch.tokens = 2048;
+  const Plan p = plan_of(r);
+  EXPECT_EQ(p.act, DType::kF32);
+  for (const ParamInfo& i : p.parameters) EXPECT_EQ(i.gradient, DType::kF32) << i.name;
+  r.dtypes.masters = DType::kBf16;
+  EXPECT_HAS(error_of(r), "dtypes.masters: bf16");
+}
+
+TEST(PlanMake, recorded_steps_keep_a_switch_in_place) {
+  Recipe r = small_recipe();
+  RuleSpec rule;
+  rule.modules = {"*"};
+  rule.spec.format = Format::kMxfp8;
+  rule.steps = "0-50%";
+  r.precision.tables[0] = {rule};
+  std::get<PretrainSpec>(r.stages[0]).steps = 900;
+  const Plan p = make_plan(r, cpu_machine(), {600, 60});
+  EXPECT_EQ(p.stages[0].precision.forward.spans[0].end, 300);
+}
+
+TEST(PlanMake, generation_needs_no_more_than_its_prompt) {
+  Plan p = plan_of(small_recipe());
+  size_for_generation(p, 7, 27, 3);
+  EXPECT_EQ(p.max_tokens, 7);
+  EXPECT_EQ(p.max_cache_slots, 3);
+  EXPECT_EQ(p.max_cache_length, 27);
+  EXPECT_EQ(p.max_decode_tokens, 7);
+}
+
+TEST(PlanMake, the_text_says_what_will_happen) {
+  const std::string text = describe(plan_of(small_recipe()));
+  EXPECT_HAS(text, "4 layers, hidden 128");
+  EXPECT_HAS(text, "8 experts of 128, top 2");
+  EXPECT_HAS(text, "parameters 1,");
+  EXPECT_HAS(text, "600 steps");
+  EXPECT_HAS(text, "4,915,200 tokens in all");
+  EXPECT_HAS(text, "rl.trainer.backward, steps 0 to 60");
+  EXPECT_HAS(text, "sampler and trainer agree bit for bit");
+  EXPECT_HAS(text, "run arena");
+  EXPECT_HAS(text, "checkpoint ");
+}
+
+TEST(PlanMake, the_json_has_the_same_facts) {
+  const Plan p = plan_of(small_recipe());
+  const auto j = nlohmann::json::parse(plan_json(p));
+  EXPECT_EQ(j["parameters"]["total"], total_parameters(p.parameters));
+  EXPECT_EQ(j["stages"][1]["kind"], "rl");
+  EXPECT_EQ(j["stages"][1]["equal_bits"], true);
+  const auto& table = j["stages"][0]["precision"][0];
+  EXPECT_EQ(table["table"], "pretrain.forward");
+  EXPECT_EQ(table["end"], 600);
+  EXPECT_EQ(table["cells"][0]["module"], "attn.qkv");
+  EXPECT_EQ(table["cells"][0]["cell"], "bf16");
+  int64_t run = 0;
+  for (const auto& block : j["memory"]["run"]["blocks"]) run += block["bytes"].get<int64_t>();
+  EXPECT_EQ(run, p.memory.run_bytes);
+}
+
+TEST(PlanMake, prompt_bounds_cover_the_tasks_own_texts) {
+  TaskSpec sums;
+  sums.high = 99;
+  EXPECT_EQ(longest_prompt(sums), 6);  // "99+99="
+  TaskSpec countdown;
+  countdown.kind = "countdown";
+  countdown.numbers = 3;
+  countdown.high = 99;
+  EXPECT_GE(longest_prompt(countdown), static_cast<int64_t>(std::string("99,99,99:970299=").size()));
+}
+
+}  // namespace
+}  // namespace fp4t
