@@ -38,8 +38,10 @@ class RowGradient {
     for (int64_t i = 0; i < width_; ++i) gradient[i] = exp_f32(log_p[i]);
     if (restricted_) {
       softmax_.load(logits, target);
+      // Without a finite sum there is no set, and the NaN of lse stays visible.
+      const bool masked = softmax_.finite();
       const float* weights = softmax_.weights();
-      for (int64_t i = 0; i < width_; ++i) gradient[i] = weights[i] == 0.0f ? 0.0f : gradient[i];
+      for (int64_t i = 0; i < width_; ++i) gradient[i] = masked && weights[i] == 0.0f ? 0.0f : gradient[i];
     }
     const float constant = (w.lse - w.log_prob) - w.entropy * entropy;
     if (w.entropy != 0.0f) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "kernels/formats/math.h"
@@ -40,6 +39,9 @@ inline float lanes_max(const float* x, int64_t n) {
                       [](float a, float b) { return b > a ? b : a; });
 }
 
+// A weight relative to the largest, in units of 2^-30: what draws and top-p masses count in.
+inline int32_t fixed_point(float weight) { return static_cast<int32_t>(weight * 0x1p30f); }
+
 // Loads row after row of one width. A row with NaN, +inf or nothing but -inf has no distribution: then
 // finite() is false and lse, log_prob and entropy are NaN.
 class RowSoftmax {
@@ -50,7 +52,8 @@ class RowSoftmax {
         top_p_(top_p),
         shifted_(static_cast<size_t>(width)),
         weight_(static_cast<size_t>(width)),
-        order_(static_cast<size_t>(top_p < 1.0f ? width : 0)) {}
+        key_(static_cast<size_t>(top_p < 1.0f ? width : 0)),
+        fixed_(key_.size()) {}
 
   // `target` is inside the set whatever its probability; -1: no target.
   void load(const float* logits, int64_t target) {
@@ -81,36 +84,52 @@ class RowSoftmax {
   }
 
  private:
-  // Sets the weights outside the set to 0 and sums the rest.
+  // Mass of the tokens whose key is at most `last`.
+  int64_t mass_within(int32_t last) const {
+    const int32_t *key = key_.data(), *fixed = fixed_.data();
+    int64_t mass = 0;
+    for (int64_t i = 0; i < width_; ++i) mass += key[i] <= last ? fixed[i] : 0;
+    return mass;
+  }
+
+  // Sets the weights outside the set to 0 and sums the rest. The key of a token, the bits of max - logit,
+  // orders tokens by falling probability; masses are integers, so no order of summation matters.
   void restrict_to_top_p(int64_t target) {
-    const float target_weight = target >= 0 ? weight_[static_cast<size_t>(target)] : 0.0f;
-    // True when a comes after b: the heap's top is the most probable token, ties to the lower index.
-    const auto after = [&](int32_t a, int32_t b) {
-      const float x = shifted_[static_cast<size_t>(a)], y = shifted_[static_cast<size_t>(b)];
-      return x < y || (x == y && a > b);
-    };
-    std::iota(order_.begin(), order_.end(), 0);
-    std::make_heap(order_.begin(), order_.end(), after);
-    const float needed = top_p_ * sum_;
-    float mass = 0.0f;
-    auto end = order_.end();
-    while (end != order_.begin() && mass < needed) {
-      std::pop_heap(order_.begin(), end, after);
-      --end;
-      mass = mass + weight_[static_cast<size_t>(*end)];
+    int32_t *key = key_.data(), *fixed = fixed_.data();
+    float* weight = weight_.data();
+    const float target_weight = target >= 0 ? weight[target] : 0.0f;
+    for (int64_t i = 0; i < width_; ++i) {
+      key[i] = static_cast<int32_t>(bits_of(shifted_[static_cast<size_t>(i)]) & 0x7FFFFFFFu);
+      fixed[i] = fixed_point(weight[i]);
     }
-    for (auto outside = order_.begin(); outside != end; ++outside) {
-      weight_[static_cast<size_t>(*outside)] = 0.0f;
+    // Beyond a distance of 21 every weight is less than one unit (e^-21 < 2^-30).
+    int32_t low = 0, high = static_cast<int32_t>(bits_of(21.0f));
+    const double total = static_cast<double>(mass_within(high));
+    const int64_t needed = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(double{top_p_} * total)));
+    while (low < high) {
+      const int32_t middle = low + (high - low) / 2;
+      if (mass_within(middle) >= needed) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
     }
-    if (target >= 0) weight_[static_cast<size_t>(target)] = target_weight;
-    sum_ = lanes_sum(weight_.data(), width_);
+    // Of the equally probable tokens at the border, the lower indices until the mass is reached.
+    int64_t mass = low == 0 ? 0 : mass_within(low - 1);
+    for (int64_t i = 0; i < width_; ++i) {
+      const bool inside = key[i] < low || (key[i] == low && mass < needed);
+      mass += key[i] == low ? fixed[i] : 0;
+      weight[i] = inside ? weight[i] : 0.0f;
+    }
+    if (target >= 0) weight[target] = target_weight;
+    sum_ = lanes_sum(weight, width_);
   }
 
   int64_t width_;
   float temperature_, top_p_;
   std::vector<float> shifted_;  // logits / temperature - max
   std::vector<float> weight_;
-  std::vector<int32_t> order_;
+  std::vector<int32_t> key_, fixed_;  // only for top_p < 1
   float max_ = 0.0f, sum_ = 0.0f, log_sum_ = 0.0f;
 };
 

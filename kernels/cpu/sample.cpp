@@ -1,6 +1,6 @@
-// Sampling by the inverse of the cumulative distribution, in integers: weights relative to the largest in
-// units of 2^-30, summed exactly, compared with a 24-bit draw. So no order of summation matters, the draw
-// always falls inside the set, and a token of weight zero is never drawn.
+// Sampling by the inverse of the cumulative distribution, in integers: weights are summed exactly in fixed
+// point and compared with a 24-bit draw. So no order of summation matters, the draw always falls inside
+// the set, and a token of weight zero is never drawn.
 #include "kernels/ops/sample.h"
 
 #include "kernels/cpu/row_softmax.h"
@@ -10,10 +10,6 @@
 namespace fp4t::cpu {
 
 namespace {
-
-constexpr float kWeightUnits = 0x1p30f;
-
-int32_t fixed_point(float weight) { return static_cast<int32_t>(weight * kWeightUnits); }
 
 // The token i with sum of weights before i <= floor(total * draw / 2^24) < sum up to and with i.
 int32_t draw_token(const float* weights, int64_t vocab, uint32_t draw24) {
