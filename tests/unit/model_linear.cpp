@@ -103,8 +103,8 @@ Errors measure(const TestCells& cells, Module module) {
   const TensorView y = b.run_.take("y", b.plan_.act, {kTokens, out});
   const TensorView dx = b.run_.take("dx", b.plan_.act, {kTokens, in});
   const Call call = b.call();
-  b.linear_->forward(call, x, b.offsets(), y);
-  b.linear_->backward(call, x, dy, b.offsets(), dx);
+  b.linear_->forward(call, x, b.offsets(), {}, y);
+  b.linear_->backward(call, x, {}, dy, b.offsets(), dx);
 
   Nmse fprop, dgrad, wgrad;
   std::vector<double> dw(static_cast<size_t>(b.site_.matrices() * out * in));
@@ -171,7 +171,7 @@ TEST(ModelLinear, backward_from_forward_multiplies_what_fprop_multiplied) {
     const int64_t out = b.site_.out, in = b.site_.in;
     const TensorView x = b.random("x", {kTokens, in}, 3), dy = b.random("dy", {kTokens, out}, 4);
     const TensorView dx = b.run_.take("dx", b.plan_.act, {kTokens, in});
-    b.linear_->backward(b.call(), x, dy, b.offsets(), dx);
+    b.linear_->backward(b.call(), x, {}, dy, b.offsets(), dx);
 
     const ForwardCell& cell = b.pass_.forward->cell(0, module);
     const auto decode = [&](OperandRole operand, const TensorView& values, const TensorView& offsets) {
@@ -263,7 +263,7 @@ TEST(ModelLinear, kept_codes_follow_the_weights) {
   const TensorView x = b.random("x", {kTokens, b.site_.in}, 5);
   const TensorView y = b.run_.take("y", b.plan_.act, {kTokens, b.site_.out});
   const auto forward = [&] {
-    b.linear_->forward(b.call(), x, {}, y);
+    b.linear_->forward(b.call(), x, {}, {}, y);
     return bytes_of(y);
   };
   const auto before = forward();
