@@ -31,9 +31,12 @@ void attention_forward(Queue& queue, const AttentionForward& op) {
     const int64_t kv_head = item % op.kv_heads, width = layout.width();
     const T* first = qkv + piece.doc_begin * width;
     const Keys keys(piece.end - piece.doc_begin, op.head_dim);
-    keys.fill(
-        [&](int64_t j, float* row) { load_row(first + j * width + layout.k(kv_head), row, op.head_dim); },
-        [&](int64_t j, float* row) { load_row(first + j * width + layout.v(kv_head), row, op.head_dim); });
+    const auto load_from = [&](int64_t offset) {
+      return [=](int64_t j, int64_t c, int64_t n, float* columns) {
+        load_columns(first + j * width + offset + c, n, columns);
+      };
+    };
+    keys.fill(load_from(layout.k(kv_head)), load_from(layout.v(kv_head)));
     attend_rows(
         layout, kv_head, qkv, piece.begin, piece.end, [&](int64_t t) { return t - piece.doc_begin + 1; },
         keys, op.scale, op.out.as<T>(), op.lse.as<float>());
@@ -69,11 +72,12 @@ void attention_cached(Queue& queue, const AttentionCached& op) {
     const int64_t first = slot[run.begin] * cache.k.dim(1);
     const Keys keys(*std::max_element(positions + run.begin, positions + run.end) + 1, dim);
     const auto element = [&](int64_t j) { return ((first + j) * op.kv_heads + kv_head) * dim; };
-    keys.fill([&](int64_t j,
-                  float* row) { load_kv<T>(cache.format, cache.k, cache.k_scales, element(j), dim, row); },
-              [&](int64_t j, float* row) {
-                load_kv<T>(cache.format, cache.v, cache.v_scales, element(j), dim, row);
-              });
+    const auto load_from = [&](const TensorView& values, const TensorView& scales) {
+      return [&](int64_t j, int64_t c, int64_t n, float* columns) {
+        load_kv<T>(cache.format, values, scales, element(j) + c, n, columns);
+      };
+    };
+    keys.fill(load_from(cache.k, cache.k_scales), load_from(cache.v, cache.v_scales));
     attend_rows(
         layout, kv_head, op.qkv.as<T>(), run.begin, run.end, [&](int64_t t) { return positions[t] + 1; },
         keys, op.scale, op.out.as<T>(), nullptr);

@@ -39,11 +39,17 @@ class DocumentBackward {
         row_(padded_),
         delta_(block_queries_),
         p_(block_queries_ * score_stride_),
-        ds_(block_queries_ * score_stride_) {}
+        ds_(block_queries_ * score_stride_) {
+    number_queries();
+  }
 
   void run() {
-    const auto load_k = [&](int64_t j, float* row) { load_row(packed(j) + layout_.k(kv_head_), row, dim()); };
-    const auto load_v = [&](int64_t j, float* row) { load_row(packed(j) + layout_.v(kv_head_), row, dim()); };
+    const auto load_from = [this](int64_t offset) {
+      return [this, offset](int64_t j, int64_t c, int64_t n, float* columns) {
+        load_columns(packed(j) + offset + c, n, columns);
+      };
+    };
+    const auto load_k = load_from(layout_.k(kv_head_)), load_v = load_from(layout_.v(kv_head_));
     fill_tiles(k_tiles_.get(), keys_, dim(), load_k);
     fill_tiles(v_tiles_.get(), keys_, dim(), load_v);
     fill_panels(k_panels_.get(), keys_, dim(), load_k);
@@ -78,26 +84,45 @@ class DocumentBackward {
   int64_t dim() const { return op_.head_dim; }
   const T* packed(int64_t row) const { return op_.qkv.as<T>() + (doc_.begin + row) * layout_.width(); }
   T* gradient(int64_t row) const { return op_.dqkv.as<T>() + (doc_.begin + row) * layout_.width(); }
-  int64_t row_of(int64_t query) const { return first_row_ + query / layout_.group(); }
-  int64_t head_of(int64_t query) const { return kv_head_ * layout_.group() + query % layout_.group(); }
-  // Index of (row, head) in tensors [T, heads].
-  int64_t place(int64_t query) const { return (doc_.begin + row_of(query)) * op_.heads + head_of(query); }
+  // Of a query of the block: its row in the document, and its index in tensors [T, heads].
+  int64_t row_of(int64_t query) const { return first_row_ + row_in_block_[static_cast<size_t>(query)]; }
+  int64_t place(int64_t query) const {
+    return (doc_.begin + first_row_) * op_.heads + place_in_block_[static_cast<size_t>(query)];
+  }
+  T* query_gradient(int64_t query) const {
+    return gradient(row_of(query)) + layout_.q(head_in_block_[static_cast<size_t>(query)]);
+  }
+
+  void number_queries() {
+    for (int64_t row = 0; row < block_rows_; ++row) {
+      for (int64_t i = 0; i < layout_.group(); ++i) {
+        const int64_t head = kv_head_ * layout_.group() + i;
+        row_in_block_.push_back(row);
+        head_in_block_.push_back(head);
+        place_in_block_.push_back(row * op_.heads + head);
+      }
+    }
+  }
 
   void load_queries() {
-    const auto load_q = [&](int64_t i, float* row) {
-      load_row(packed(row_of(i)) + layout_.q(head_of(i)), row, dim());
-    };
-    const auto load_dout = [&](int64_t i, float* row) {
-      load_row(op_.dout.as<T>() + place(i) * dim(), row, dim());
-    };
-    fill_panels(q_panels_.get(), num_queries_, dim(), load_q);
-    fill_panels(dout_panels_.get(), num_queries_, dim(), load_dout);
     for (int64_t i = 0; i < num_queries_; ++i) {
-      load_q(i, q_.get() + i * padded_);
-      load_dout(i, dout_.get() + i * padded_);
-      load_row(op_.out.as<T>() + place(i) * dim(), row_.get(), dim());
-      delta_.get()[i] = dot(dout_.get() + i * padded_, row_.get(), dim());
+      float *q = q_.get() + i * padded_, *dout = dout_.get() + i * padded_;
+      const T* packed_q = packed(row_of(i)) + layout_.q(head_in_block_[static_cast<size_t>(i)]);
+      for (int64_t c = 0; c < dim(); c += kColumns) {
+        const int64_t n = std::min(kColumns, dim() - c);
+        load_columns(packed_q + c, n, q + c);
+        load_columns(op_.dout.as<T>() + place(i) * dim() + c, n, dout + c);
+        load_columns(op_.out.as<T>() + place(i) * dim() + c, n, row_.get() + c);
+      }
+      delta_.get()[i] = dot(dout, row_.get(), dim());
     }
+    const auto load_from = [this](const Scratch& rows) {
+      return [this, &rows](int64_t i, int64_t c, int64_t n, float* columns) {
+        load_columns(rows.get() + i * padded_ + c, n, columns);
+      };
+    };
+    fill_panels(q_panels_.get(), num_queries_, dim(), load_from(q_));
+    fill_panels(dout_panels_.get(), num_queries_, dim(), load_from(dout_));
   }
 
   // P, dS and dq of the Q queries from `first` on.
@@ -108,15 +133,8 @@ class DocumentBackward {
     int64_t counts[Q];
     for (int i = 0; i < Q; ++i) counts[i] = row_of(first + i) + 1;
     for (int64_t key = 0; key < counts[Q - 1]; key += kColumns) {
-      F8 score[Q][2] = {}, dp[Q][2] = {};
-      accumulate<Q>(q, padded_, 1, 0, dim(), k_tiles_.get() + key * padded_, score);
-      accumulate<Q>(dout, padded_, 1, 0, dim(), v_tiles_.get() + key * padded_, dp);
-      for (int i = 0; i < Q; ++i) {
-        store8(p + i * score_stride_ + key, score[i][0]);
-        store8(p + i * score_stride_ + key + 8, score[i][1]);
-        store8(ds + i * score_stride_ + key, dp[i][0]);
-        store8(ds + i * score_stride_ + key + 8, dp[i][1]);
-      }
+      tile_products<Q>(q, padded_, dim(), k_tiles_.get() + key * padded_, op_.scale, p + key, score_stride_);
+      tile_products<Q>(dout, padded_, dim(), v_tiles_.get() + key * padded_, 1.0f, ds + key, score_stride_);
     }
     for (int i = 0; i < Q; ++i) {
       softmax_gradient(p + i * score_stride_, ds + i * score_stride_, padded_columns(counts[i]),
@@ -129,8 +147,7 @@ class DocumentBackward {
         float columns[kColumns];
         store8(columns, acc[i][0]);
         store8(columns + 8, acc[i][1]);
-        store_row(columns, gradient(row_of(first + i)) + layout_.q(head_of(first + i)) + c,
-                  std::min(kColumns, dim() - c));
+        store_columns(columns, std::min(kColumns, dim() - c), query_gradient(first + i) + c);
       }
     }
   }
@@ -140,7 +157,7 @@ class DocumentBackward {
                         float delta) const {
     const float scale = op_.scale;
     for (int64_t j = 0; j < count; ++j) {
-      p[j] = exp_f32(p[j] * scale - lse);
+      p[j] = exp_f32(p[j] - lse);
       ds[j] = p[j] * (ds[j] - delta) * scale;
     }
   }
@@ -185,7 +202,8 @@ class DocumentBackward {
   void store_keys(const float* panels, int64_t offset) const {
     for (int64_t j = 0; j < keys_; ++j) {
       for (int64_t c = 0; c < dim(); c += kColumns) {
-        store_row(panels + c * keys_ + j * kColumns, gradient(j) + offset + c, std::min(kColumns, dim() - c));
+        store_columns(panels + c * keys_ + j * kColumns, std::min(kColumns, dim() - c),
+                      gradient(j) + offset + c);
       }
     }
   }
@@ -199,6 +217,7 @@ class DocumentBackward {
   // The block of queries: rows [query][padded], and panels.
   Scratch q_, dout_, q_panels_, dout_panels_, row_, delta_;
   Scratch p_, ds_;  // [query][score_stride]
+  std::vector<int64_t> row_in_block_, head_in_block_, place_in_block_;
   int64_t first_row_ = 0, num_queries_ = 0;
 };
 

@@ -22,7 +22,6 @@
 
 namespace fp4t::cpu {
 
-constexpr int64_t kColumns = 16;
 constexpr int kQueries = 4;  // 4 x 16 accumulators: enough chains to hide the latency of fma
 
 inline int64_t padded_columns(int64_t n) { return align_up(n, kColumns); }
@@ -32,42 +31,50 @@ template <int Q>
 [[gnu::always_inline]] inline void accumulate(const float* coef, int64_t q_stride, int64_t i_stride,
                                               int64_t begin, int64_t end, const float* panel,
                                               F8 (&acc)[Q][2]) {
+  F8 sum[Q][2];  // a copy of its own stays in registers, whatever acc refers to
+  for (int q = 0; q < Q; ++q) sum[q][0] = acc[q][0], sum[q][1] = acc[q][1];
   for (int64_t i = begin; i < end; ++i) {
-    const F8 low = load8(panel + i * kColumns), high = load8(panel + i * kColumns + 8);
+    F8 low = load8(panel + i * kColumns), high = load8(panel + i * kColumns + 8);
+    keep8(low);
+    keep8(high);
     for (int q = 0; q < Q; ++q) {
       const F8 c = splat8(coef[q * q_stride + i * i_stride]);
-      acc[q][0] = fma8(c, low, acc[q][0]);
-      acc[q][1] = fma8(c, high, acc[q][1]);
+      sum[q][0] = fma8(c, low, sum[q][0]);
+      sum[q][1] = fma8(c, high, sum[q][1]);
     }
   }
+  for (int q = 0; q < Q; ++q) acc[q][0] = sum[q][0], acc[q][1] = sum[q][1];
 }
 
-// load(j, row) writes row j (head_dim floats).
+// Both fills: load(j, c, n, out) writes n <= 16 dimensions of row j, from dimension c on.
 template <class Load>
 void fill_tiles(float* tiles, int64_t rows, int64_t head_dim, const Load& load) {
   const int64_t padded = padded_columns(head_dim);
-  const Scratch block(kColumns * padded);
   for (int64_t first = 0; first < rows; first += kColumns) {
-    std::fill(block.get(), block.get() + kColumns * padded, 0.0f);
     const int64_t count = std::min(kColumns, rows - first);
-    for (int64_t j = 0; j < count; ++j) load(first + j, block.get() + j * padded);
-    float* tile = tiles + first * padded;
-    for (int64_t k = 0; k < padded; k += 8) {
-      transpose8x8(block.get() + k, padded, tile + k * kColumns, kColumns);
-      transpose8x8(block.get() + 8 * padded + k, padded, tile + k * kColumns + 8, kColumns);
+    for (int64_t c = 0; c < padded; c += kColumns) {
+      float block[kColumns * kColumns];
+      if (count < kColumns || head_dim - c < kColumns) std::fill(std::begin(block), std::end(block), 0.0f);
+      for (int64_t j = 0; j < count; ++j) {
+        load(first + j, c, std::min(kColumns, head_dim - c), block + j * kColumns);
+      }
+      float* tile = tiles + first * padded + c * kColumns;
+      transpose8x8(block, kColumns, tile, kColumns);
+      transpose8x8(block + 8, kColumns, tile + 8 * kColumns, kColumns);
+      transpose8x8(block + 8 * kColumns, kColumns, tile + 8, kColumns);
+      transpose8x8(block + 8 * kColumns + 8, kColumns, tile + 8 * kColumns + 8, kColumns);
     }
   }
 }
 
 template <class Load>
 void fill_panels(float* panels, int64_t rows, int64_t head_dim, const Load& load) {
-  const int64_t padded = padded_columns(head_dim);
-  const Scratch row(padded);
-  std::fill(row.get(), row.get() + padded, 0.0f);
-  for (int64_t j = 0; j < rows; ++j) {
-    load(j, row.get());
-    for (int64_t c = 0; c < padded; c += kColumns) {
-      std::memcpy(panels + c * rows + j * kColumns, row.get() + c, kColumns * sizeof(float));
+  for (int64_t c = 0; c < head_dim; c += kColumns) {
+    const int64_t count = std::min(kColumns, head_dim - c);
+    for (int64_t j = 0; j < rows; ++j) {
+      float* row = panels + c * rows + j * kColumns;
+      load(j, c, count, row);
+      if (count < kColumns) std::fill(row + count, row + kColumns, 0.0f);
     }
   }
 }
@@ -114,13 +121,27 @@ struct QueryBlock {
   float lse[kQueries];
 };
 
+// out[q][0..15] = factor * sum over i of coef[q * coef_stride + i] * panel[i][0..15], i < count.
+template <int Q>
+[[gnu::always_inline]] inline void tile_products(const float* coef, int64_t coef_stride, int64_t count,
+                                                 const float* panel, float factor, float* out,
+                                                 int64_t out_stride) {
+  F8 acc[Q][2] = {};
+  accumulate<Q>(coef, coef_stride, 1, 0, count, panel, acc);
+  for (int q = 0; q < Q; ++q) {
+    store8(out + q * out_stride, splat8(factor) * acc[q][0]);
+    store8(out + q * out_stride + 8, splat8(factor) * acc[q][1]);
+  }
+}
+
 // out[q] = sum over i < counts[q] of coef[q][i] * panel row i, for one panel. The queries advance
 // together over the rows that all of them read, then each by itself.
 template <int Q>
-void weighted_rows(const float* coef, int64_t coef_stride, const int64_t* counts, const float* panel,
-                   F8 (&acc)[Q][2]) {
+[[gnu::always_inline]] inline void weighted_rows(const float* coef, int64_t coef_stride,
+                                                 const int64_t* counts, const float* panel, F8 (&acc)[Q][2]) {
   for (int q = 0; q < Q; ++q) acc[q][0] = acc[q][1] = F8{};
-  const int64_t common = *std::min_element(counts, counts + Q);
+  int64_t common = counts[0];
+  for (int q = 1; q < Q; ++q) common = std::min(common, counts[q]);
   accumulate<Q>(coef, coef_stride, 1, 0, common, panel, acc);
   for (int q = 0; q < Q; ++q) {
     F8 rest[1][2] = {{acc[q][0], acc[q][1]}};
@@ -132,21 +153,29 @@ void weighted_rows(const float* coef, int64_t coef_stride, const int64_t* counts
 
 // Scores become exp(score - max); returns their sum, and the maximum in `max`.
 inline float exponentiate(float* __restrict scores, int64_t count, float& max) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  const int64_t padded = padded_columns(count);
-  std::fill(scores + count, scores + padded, -kInf);
-  float lanes[kColumns];
-  std::fill(lanes, lanes + kColumns, -kInf);
-  for (int64_t i = 0; i < padded; i += kColumns) {
-    for (int64_t c = 0; c < kColumns; ++c) lanes[c] = scores[i + c] > lanes[c] ? scores[i + c] : lanes[c];
+  const int64_t padded = padded_columns(count), last = padded - kColumns;
+  const auto in_last = static_cast<int32_t>(count - last);
+  F8 largest = splat8(scores[0]);
+  for (int64_t i = 0; i < last; i += kColumns) {
+    largest = max8(largest, max8(load8(scores + i), load8(scores + i + 8)));
   }
-  const float m = max = *std::max_element(lanes, lanes + kColumns);
-  for (int64_t i = 0; i < padded; ++i) scores[i] = exp_f32(scores[i] - m);
+  FP4T_KEEP_LOOP
+  for (int32_t c = 0; c < kColumns; ++c) scores[last + c] = c < in_last ? scores[last + c] : scores[0];
+  largest = max8(largest, max8(load8(scores + last), load8(scores + last + 8)));
+  float m = largest[0];
+  for (int l = 1; l < 8; ++l) m = largest[l] > m ? largest[l] : m;
   F8 low = {}, high = {};
   for (int64_t i = 0; i < padded; i += kColumns) {
+    FP4T_KEEP_LOOP
+    for (int64_t c = 0; c < kColumns; ++c) scores[i + c] = exp_f32(scores[i + c] - m);
+    if (i == last) {
+      FP4T_KEEP_LOOP
+      for (int32_t c = 0; c < kColumns; ++c) scores[i + c] = c < in_last ? scores[i + c] : 0.0f;
+    }
     low = low + load8(scores + i);
     high = high + load8(scores + i + 8);
   }
+  max = m;
   return sum8(low + high);
 }
 
@@ -155,21 +184,12 @@ void attend(const Keys& keys, float scale, QueryBlock& block) {
   const int64_t dim = keys.head_dim(), stride = block.score_stride;
   const int64_t longest = *std::max_element(block.num_keys, block.num_keys + Q);
   float* scores = block.scores.get();
-  const F8 factor = splat8(scale);
   for (int64_t first = 0; first < longest; first += kColumns) {
-    F8 acc[Q][2] = {};
-    accumulate<Q>(block.q.get(), block.row_stride, 1, 0, dim, keys.k_tile(first), acc);
-    for (int q = 0; q < Q; ++q) {
-      store8(scores + q * stride + first, factor * acc[q][0]);
-      store8(scores + q * stride + first + 8, factor * acc[q][1]);
-    }
+    tile_products<Q>(block.q.get(), block.row_stride, dim, keys.k_tile(first), scale, scores + first, stride);
   }
-  float sum[Q];
-  for (int q = 0; q < Q; ++q) {
-    float max;
-    sum[q] = exponentiate(scores + q * stride, block.num_keys[q], max);
-    block.lse[q] = max + log_f32(sum[q]);
-  }
+  float sum[Q], max[Q];
+  for (int q = 0; q < Q; ++q) sum[q] = exponentiate(scores + q * stride, block.num_keys[q], max[q]);
+  for (int q = 0; q < Q; ++q) block.lse[q] = max[q] + log_f32(sum[q]);
   for (int64_t c = 0; c < dim; c += kColumns) {
     F8 acc[Q][2];
     weighted_rows<Q>(scores, stride, block.num_keys, keys.v_panel(c), acc);
@@ -209,23 +229,33 @@ struct HeadLayout {
 template <class T, class NumKeys>
 void attend_rows(const HeadLayout& layout, int64_t kv_head, const T* qkv, int64_t first, int64_t last,
                  const NumKeys& num_keys, const Keys& keys, float scale, T* out, float* lse) {
-  const int64_t group = layout.group(), dim = layout.head_dim, queries = (last - first) * group;
+  const int64_t dim = layout.head_dim, first_head = kv_head * layout.group();
+  const int64_t last_head = first_head + layout.group();
   QueryBlock block(keys.count(), dim);
-  for (int64_t begin = 0; begin < queries; begin += kQueries) {
-    const int64_t count = std::min<int64_t>(kQueries, queries - begin);
-    const auto row = [&](int64_t i) { return first + (begin + i) / group; };
-    const auto head = [&](int64_t i) { return kv_head * group + (begin + i) % group; };
-    for (int64_t i = 0; i < count; ++i) {
-      load_row(qkv + row(i) * layout.width() + layout.q(head(i)), block.q.get() + i * block.row_stride, dim);
-      block.num_keys[i] = num_keys(row(i));
-    }
+  int64_t count = 0, places[kQueries];  // of the block's queries in tensors [T, heads]
+  const auto finish = [&] {
     attend(keys, scale, count, block);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t place = row(i) * layout.heads + head(i);
-      store_row(block.out.get() + i * block.row_stride, out + place * dim, dim);
-      if (lse) lse[place] = block.lse[i];
+      for (int64_t c = 0; c < dim; c += kColumns) {
+        store_columns(block.out.get() + i * block.row_stride + c, std::min(kColumns, dim - c),
+                      out + places[i] * dim + c);
+      }
+      if (lse) lse[places[i]] = block.lse[i];
+    }
+    count = 0;
+  };
+  for (int64_t t = first; t < last; ++t) {
+    for (int64_t head = first_head; head < last_head; ++head) {
+      const T* q = qkv + t * layout.width() + layout.q(head);
+      for (int64_t c = 0; c < dim; c += kColumns) {
+        load_columns(q + c, std::min(kColumns, dim - c), block.q.get() + count * block.row_stride + c);
+      }
+      block.num_keys[count] = num_keys(t);
+      places[count] = t * layout.heads + head;
+      if (++count == kQueries) finish();
     }
   }
+  if (count > 0) finish();
 }
 
 }  // namespace fp4t::cpu

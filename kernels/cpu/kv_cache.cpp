@@ -30,7 +30,11 @@ void kv_round(Queue& queue, const KvRound& op) {
       for (int64_t i = 0; i < count; i += kKvBlock) {
         uint8_t codes[kKvBlock];
         const uint8_t scale = encode_kv_block(row + i, codes);
-        decode_kv_block(codes, scale, row + i);
+        for (int64_t c = 0; c < kKvBlock; c += kColumns) {
+          float columns[kColumns];
+          decode_kv_columns<T>(codes + c, scale, columns);
+          store_row(columns, row + i + c, kColumns);
+        }
       }
     }
   });

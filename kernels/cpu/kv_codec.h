@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/rows.h"
+#include "kernels/formats/decode.h"
 #include "kernels/formats/mxfp8.h"
 #include "kernels/ops/attention.h"
 
@@ -27,18 +29,23 @@ template <class T>
 uint8_t encode_kv_block(const T* values, uint8_t* codes) {
   float x[kKvBlock], amax = 0.0f;
   load_row(values, x, kKvBlock);
-  for (float v : x) amax = std::fabs(v) > amax ? std::fabs(v) : amax;
+  F8 lanes = {};  // NaN, on the left of the comparison, never gets in
+  for (int64_t i = 0; i < kKvBlock; i += 8) lanes = max8(abs8(load8(x + i)), lanes);
+  for (int l = 0; l < 8; ++l) amax = lanes[l] > amax ? lanes[l] : amax;
   const uint32_t scale = mxfp8_block_scale(amax);
   const float factor = mxfp8_encode_factor(scale);
+  FP4T_KEEP_LOOP
   for (int64_t i = 0; i < kKvBlock; ++i) codes[i] = static_cast<uint8_t>(e4m3_nearest(x[i] * factor));
   return static_cast<uint8_t>(scale);
 }
 
-// The block's values, rounded to the act dtype T.
+// Sixteen values in FP32, rounded to the act dtype T. Scales of 2^-124 to 2^119 leave nothing to round
+// (NUMERICS.md section 0.0).
 template <class T>
-void decode_kv_block(const uint8_t* codes, uint8_t scale, T* values) {
-  const float factor = e8m0_value(scale);
-  for (int64_t i = 0; i < kKvBlock; ++i) values[i] = from_f32<T>(e4m3_value(codes[i]) * factor);
+void decode_kv_columns(const uint8_t* codes, uint8_t scale, float* columns) {
+  decode_e4m3(codes, kColumns, e8m0_value(scale), columns);
+  if (scale >= 127 - 124 && scale <= 127 + 119) return;
+  for (int64_t i = 0; i < kColumns; ++i) columns[i] = to_f32(from_f32<T>(columns[i]));
 }
 
 // Writes `count` values at element `first` of a cache tensor.
@@ -55,19 +62,16 @@ void store_kv(Format format, const T* values, int64_t count, int64_t first, cons
   }
 }
 
-// Reads `count` values at element `first` of a cache tensor into FP32.
+// Reads up to 16 values at element `first` of a cache tensor into FP32; they lie in one block.
 template <class T>
 void load_kv(Format format, const TensorView& cache, const TensorView& scales, int64_t first, int64_t count,
-             float* row) {
+             float* columns) {
   if (format == Format::kBf16) {
-    load_row(cache.as<T>() + first, row, count);
+    load_columns(static_cast<const T*>(cache.data) + first, count, columns);
     return;
   }
-  for (int64_t i = 0; i < count; i += kKvBlock) {
-    T block[kKvBlock];
-    decode_kv_block(cache.as<uint8_t>() + first + i, scales.as<uint8_t>()[(first + i) / kKvBlock], block);
-    load_row(block, row + i, kKvBlock);
-  }
+  decode_kv_columns<T>(static_cast<const uint8_t*>(cache.data) + first,
+                       static_cast<const uint8_t*>(scales.data)[first / kKvBlock], columns);
 }
 
 }  // namespace fp4t::cpu

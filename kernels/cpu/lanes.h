@@ -28,6 +28,13 @@ typedef float F8 __attribute__((vector_size(32)));
 
 [[gnu::always_inline]] inline F8 splat8(float x) { return F8{x, x, x, x, x, x, x, x}; }
 
+// Keeps v in a register: GCC would otherwise load it again for every use, and loads are the bottleneck.
+[[gnu::always_inline]] inline void keep8([[maybe_unused]] F8& v) {
+#if defined(__AVX2__) && defined(__FMA__)
+  asm("" : "+x"(v));
+#endif
+}
+
 // a * b + c, rounded once.
 [[gnu::always_inline]] inline F8 fma8(F8 a, F8 b, F8 c) {
 #if defined(__AVX2__) && defined(__FMA__)
@@ -38,6 +45,10 @@ typedef float F8 __attribute__((vector_size(32)));
   return r;
 #endif
 }
+
+// b where the two do not compare.
+[[gnu::always_inline]] inline F8 max8(F8 a, F8 b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline F8 abs8(F8 v) { return v < F8{} ? -v : v; }
 
 // The eight lanes, halved in a tree.
 [[gnu::always_inline]] inline float sum8(F8 v) {

@@ -25,14 +25,41 @@ inline Bf16 from_f32<Bf16>(float x) {
   return f32_to_bf16(x);
 }
 
+// Before a loop over few elements: GCC would unroll it into scalars before it comes to vectorise.
+#define FP4T_KEEP_LOOP _Pragma("GCC unroll 1")
+
 template <class T>
 void load_row(const T* __restrict src, float* __restrict dst, int64_t n) {
+  FP4T_KEEP_LOOP
   for (int64_t i = 0; i < n; ++i) dst[i] = to_f32(src[i]);
 }
 
 template <class T>
 void store_row(const float* __restrict src, T* __restrict dst, int64_t n) {
+  FP4T_KEEP_LOOP
   for (int64_t i = 0; i < n; ++i) dst[i] = from_f32<T>(src[i]);
+}
+
+// Up to sixteen elements of a row. Sixteen are the rule, and a count known to the compiler makes them
+// two vectors.
+constexpr int64_t kColumns = 16;
+
+template <class T>
+void load_columns(const T* src, int64_t count, float* out) {
+  if (count == kColumns) {
+    load_row(src, out, kColumns);
+  } else {
+    load_row(src, out, count);
+  }
+}
+
+template <class T>
+void store_columns(const float* columns, int64_t count, T* out) {
+  if (count == kColumns) {
+    store_row(columns, out, kColumns);
+  } else {
+    store_row(columns, out, count);
+  }
 }
 
 // Uninitialised FP32 scratch.

@@ -117,4 +117,9 @@ void decode_group_row(const QuantView& v, int64_t stored_begin, int64_t stored_c
   decode(v, stored_begin * v.padded_rows, stored_count, row, begin, count, out);
 }
 
+void decode_e4m3(const uint8_t* codes, int64_t count, float scale, float* out) {
+  FP4T_CHECK_EQ(count % 8, 0);
+  for (int64_t i = 0; i < count; i += 8) decode_eight_e4m3(codes + i, scale, out + i);
+}
+
 }  // namespace fp4t

@@ -17,4 +17,7 @@ void decode_row(const QuantView& v, int64_t stored_row, int64_t begin, int64_t c
 void decode_group_row(const QuantView& v, int64_t stored_begin, int64_t stored_count, int64_t row,
                       int64_t begin, int64_t count, float* out);
 
+// E4M3 codes of one block times its scale, where there is no view: the key-value cache. count % 8 == 0.
+void decode_e4m3(const uint8_t* codes, int64_t count, float scale, float* out);
+
 }  // namespace fp4t
