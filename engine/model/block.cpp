@@ -7,6 +7,12 @@
 namespace fp4t {
 
 namespace {
+// One of the block's linear layers with the place of its kept codes.
+void linear_forward(const Call& call, Linear& linear, const TensorView& x, const TensorView& offsets,
+                    const LayerActs& acts, const TensorView& out) {
+  linear.forward(call, x, offsets, acts.codes[static_cast<size_t>(linear.site().module)], out);
+}
+
 std::string layer_name(int64_t layer, const char* rest) {
   return "layers." + std::to_string(layer) + "." + rest;
 }
@@ -74,7 +80,7 @@ void Block::attention_forward(const Call& call, const TensorView& x, LayerActs& 
                               .out = acts.attn_in,
                               .rstd = acts.attn_rstd});
   const TensorView projected = d.qk_norm ? acts.projected_qkv : s.qkv;
-  linears_.qkv->forward(call, acts.attn_in, {}, projected);
+  linear_forward(call, *linears_.qkv, acts.attn_in, {}, acts, projected);
   run(call.queue, QkNormRopeForward{.qkv = projected,
                                     .heads = d.heads,
                                     .kv_heads = d.kv_heads,
@@ -121,7 +127,7 @@ void Block::attention_forward(const Call& call, const TensorView& x, LayerActs& 
                                      .out = acts.attn,
                                      .lse = acts.lse});
   }
-  linears_.out->forward(call, acts.attn, {}, s.projected);
+  linear_forward(call, *linears_.out, acts.attn, {}, acts, s.projected);
 }
 
 void Block::swiglu(const Call& call, const TensorView& gate_up, const TensorView& out) const {
@@ -129,9 +135,9 @@ void Block::swiglu(const Call& call, const TensorView& gate_up, const TensorView
 }
 
 void Block::dense_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
-  linears_.gate_up->forward(call, acts.mlp_in, {}, acts.gate_up);
+  linear_forward(call, *linears_.gate_up, acts.mlp_in, {}, acts, acts.gate_up);
   swiglu(call, acts.gate_up, acts.hidden);
-  linears_.down->forward(call, acts.hidden, {}, s.projected);
+  linear_forward(call, *linears_.down, acts.hidden, {}, acts, s.projected);
   run(call.queue, Add{.a = acts.middle, .b = s.projected, .out = out});
 }
 
@@ -162,13 +168,13 @@ void Block::route(const Call& call, LayerActs& acts) {
 void Block::moe_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
   route(call, acts);
   run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = s.permuted});
-  linears_.gate_up->forward(call, s.permuted, acts.offsets, acts.gate_up);
+  linear_forward(call, *linears_.gate_up, s.permuted, acts.offsets, acts, acts.gate_up);
   swiglu(call, acts.gate_up, acts.hidden);
-  linears_.down->forward(call, acts.hidden, acts.offsets, acts.expert_out);
+  linear_forward(call, *linears_.down, acts.hidden, acts.offsets, acts, acts.expert_out);
   if (linears_.shared_down) {
-    linears_.shared_gate_up->forward(call, acts.mlp_in, {}, acts.shared_gate_up);
+    linear_forward(call, *linears_.shared_gate_up, acts.mlp_in, {}, acts, acts.shared_gate_up);
     swiglu(call, acts.shared_gate_up, acts.shared_hidden);
-    linears_.shared_down->forward(call, acts.shared_hidden, {}, s.shared_out);
+    linear_forward(call, *linears_.shared_down, acts.shared_hidden, {}, acts, s.shared_out);
   }
   run(call.queue, CombineExperts{.y = acts.expert_out,
                                  .row_of = acts.row_of,

@@ -3,6 +3,14 @@
 
 namespace fp4t {
 
+namespace {
+// One of the block's linear layers with the codes that its forward kept.
+void linear_backward(const Call& call, Linear& linear, const TensorView& x, const LayerActs& acts,
+                     const TensorView& dy, const TensorView& offsets, const TensorView& dx) {
+  linear.backward(call, x, acts.codes[static_cast<size_t>(linear.site().module)], dy, offsets, dx);
+}
+}  // namespace
+
 void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s) {
   if (is_moe_) {
     moe_backward(call, acts, s);
@@ -28,9 +36,9 @@ void Block::swiglu_backward(const Call& call, const TensorView& gate_up, const T
 void Block::dense_backward(const Call& call, LayerActs& acts, const StreamScratch& s) {
   ScratchScope scope(call.scratch);
   const FfnScratch f = take_ffn_scratch(call.dims, false, call.tokens, ArenaTake{call.scratch});
-  linears_.down->backward(call, acts.hidden, s.dstream, {}, f.dhidden);
+  linear_backward(call, *linears_.down, acts.hidden, acts, s.dstream, {}, f.dhidden);
   swiglu_backward(call, acts.gate_up, f.dhidden);
-  linears_.gate_up->backward(call, acts.mlp_in, acts.gate_up, {}, s.dnorm);
+  linear_backward(call, *linears_.gate_up, acts.mlp_in, acts, acts.gate_up, {}, s.dnorm);
 }
 
 // d total / d logits of gates, balance loss and z-loss. Both losses are sums over tokens in RouterStats,
@@ -66,15 +74,15 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
                                          .gates = acts.gates,
                                          .dy = f.drows,
                                          .dgates = f.dgates});
-  linears_.down->backward(call, acts.hidden, f.drows, acts.offsets, f.dhidden);
+  linear_backward(call, *linears_.down, acts.hidden, acts, f.drows, acts.offsets, f.dhidden);
   swiglu_backward(call, acts.gate_up, f.dhidden);
   run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = f.permuted});
-  linears_.gate_up->backward(call, f.permuted, acts.gate_up, acts.offsets, f.drows);
+  linear_backward(call, *linears_.gate_up, f.permuted, acts, acts.gate_up, acts.offsets, f.drows);
   router_backward(call, acts, f);
   if (linears_.shared_down) {
-    linears_.shared_down->backward(call, acts.shared_hidden, s.dstream, {}, f.dshared_hidden);
+    linear_backward(call, *linears_.shared_down, acts.shared_hidden, acts, s.dstream, {}, f.dshared_hidden);
     swiglu_backward(call, acts.shared_gate_up, f.dshared_hidden);
-    linears_.shared_gate_up->backward(call, acts.mlp_in, acts.shared_gate_up, {}, f.dshared);
+    linear_backward(call, *linears_.shared_gate_up, acts.mlp_in, acts, acts.shared_gate_up, {}, f.dshared);
   }
   // Experts, shared expert and router meet before the norm: one sum in FP32, rounded once.
   run(call.queue, CombineExperts{.y = f.drows,
@@ -93,7 +101,7 @@ void Block::attention_backward(const Call& call, const TensorView& x, LayerActs&
   {
     ScratchScope scope(call.scratch);
     const AttentionScratch a = take_attention_scratch(d, call.tokens, ArenaTake{call.scratch});
-    linears_.out->backward(call, acts.attn, s.dstream, {}, a.dattn);
+    linear_backward(call, *linears_.out, acts.attn, acts, s.dstream, {}, a.dattn);
     run(call.queue, AttentionBackward{.qkv = acts.qkv,
                                       .heads = d.heads,
                                       .kv_heads = d.kv_heads,
@@ -120,7 +128,7 @@ void Block::attention_backward(const Call& call, const TensorView& x, LayerActs&
                                        .dqkv = a.dqkv,
                                        .dq_weight = normed ? q_norm_->gradient : TensorView{},
                                        .dk_weight = normed ? k_norm_->gradient : TensorView{}});
-    linears_.qkv->backward(call, acts.attn_in, a.dqkv, {}, s.dnorm);
+    linear_backward(call, *linears_.qkv, acts.attn_in, acts, a.dqkv, {}, s.dnorm);
   }
   run(call.queue, NormBackward{.x = x,
                                .weight = attn_norm_.master,

@@ -79,24 +79,36 @@ TensorView Linear::dequantised(const Call& call, const OperandForm& form, const 
   return into;
 }
 
-Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandForm& form,
-                           const TensorView& x, const TensorView& offsets) {
-  const bool along_tokens = form.gemm == GemmRole::kWgrad;
+TensorView Linear::forward_values(const Call& call, ScratchScope& scope, const OperandForm& form,
+                                  const TensorView& x, const TensorView& offsets, const QuantView& kept,
+                                  TensorView& scale) {
   const auto take = [&](const std::string& block, DType dtype, const Shape& shape) {
     return scope.take(block, dtype, shape);
   };
-  TensorView source = x, scale;
-  if (form.from_forward) {
+  QuantView codes = kept;
+  if (codes.empty()) {
     const OperandForm f = forward_form(form);
-    const QuantView codes = take_quant("fprop act codes", operand_layout(f, site_, x.dim(0)), take);
+    codes = take_quant("fprop act codes", operand_layout(f, site_, x.dim(0)), take);
     quantise(call, {GemmRole::kFprop, f.operand, Orientation::kRow, false}, x, offsets, {}, codes);
-    source = dequantised(call, form, codes, offsets,
-                         take("fprop act values", DType::kBf16, forward_values_shape(form, site_, x.dim(0))));
-    if (carries_forward_scale(form)) scale = codes.tensor_scale;
   }
+  if (carries_forward_scale(form)) scale = codes.tensor_scale;
+  return dequantised(call, form, codes, offsets,
+                     take("fprop act values", DType::kBf16, forward_values_shape(form, site_, x.dim(0))));
+}
+
+Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandForm& form,
+                           const TensorView& x, const TensorView& offsets, const QuantView& kept) {
+  const bool along_tokens = form.gemm == GemmRole::kWgrad;
+  TensorView source = x, scale;
+  if (form.from_forward) source = forward_values(call, scope, form, x, offsets, kept, scale);
   if (!form.spec.quantised()) return {source, along_tokens, {}, scale};
+  const bool to_keep = form.gemm == GemmRole::kFprop && !kept.empty();
   const QuantView codes =
-      take_quant(along_tokens ? "column codes" : "row codes", operand_layout(form, site_, x.dim(0)), take);
+      to_keep ? kept
+              : take_quant(along_tokens ? "column codes" : "row codes", operand_layout(form, site_, x.dim(0)),
+                           [&](const std::string& block, DType dtype, const Shape& shape) {
+                             return scope.take(block, dtype, shape);
+                           });
   quantise(call,
            {form.gemm, form.operand, along_tokens ? Orientation::kColumn : Orientation::kRow, call.counting},
            source, offsets, scale, codes);
@@ -170,10 +182,11 @@ Operand Linear::weight(const Call& call, ScratchScope& scope, const OperandForm&
 
 // Products -------------------------------------------------------------------------------------------
 
-void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets,
+void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets, const QuantView& keep,
                      const TensorView& out) {
   ScratchScope scope(call.scratch);
-  const Operand a = activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets);
+  const Operand a =
+      activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets, keep);
   const Operand b = weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight));
   note(GemmRole::kFprop, a, b);
   if (site_.groups > 0) {
@@ -183,15 +196,16 @@ void Linear::forward(const Call& call, const TensorView& x, const TensorView& of
   }
 }
 
-void Linear::backward(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets,
-                      const TensorView& dx) {
-  wgrad(call, x, dy, offsets);
+void Linear::backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+                      const TensorView& offsets, const TensorView& dx) {
+  wgrad(call, x, kept, dy, offsets);
   dgrad(call, dy, offsets, dx);
 }
 
 void Linear::dgrad(const Call& call, const TensorView& dy, const TensorView& offsets, const TensorView& dx) {
   ScratchScope scope(call.scratch);
-  const Operand a = activation(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kGrad), dy, offsets);
+  const Operand a =
+      activation(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kGrad), dy, offsets, {});
   const Operand b = weight(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kWeight));
   note(GemmRole::kDgrad, a, b);
   if (site_.groups > 0) {
@@ -201,15 +215,18 @@ void Linear::dgrad(const Call& call, const TensorView& dy, const TensorView& off
   }
 }
 
-void Linear::wgrad(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets) {
+void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+                   const TensorView& offsets) {
   // BF16 buffers hold one micro-batch; the plan widens them where several are summed.
   const bool accumulate = param_.gradient.dtype == DType::kF32;
   FP4T_CHECK(accumulate || !gradient_written_, param_.info.name,
              ": a second micro-batch needs an FP32 gradient buffer");
   gradient_written_ = true;
   ScratchScope scope(call.scratch);
-  const Operand a = activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kGrad), dy, offsets);
-  const Operand b = activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kAct), x, offsets);
+  const Operand a =
+      activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kGrad), dy, offsets, {});
+  const Operand b =
+      activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kAct), x, offsets, kept);
   note(GemmRole::kWgrad, a, b);
   if (site_.groups > 0) {
     run(call.queue,

@@ -22,11 +22,13 @@ class Linear {
   Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena, const TensorView& stats);
 
   // out [rows, out] = x [rows, in] W^T. `offsets` I32 [E + 1] cuts the rows by expert; empty otherwise.
-  void forward(const Call& call, const TensorView& x, const TensorView& offsets, const TensorView& out);
+  // The codes of x go to `keep` where that is not empty, for backward.
+  void forward(const Call& call, const TensorView& x, const TensorView& offsets, const QuantView& keep,
+               const TensorView& out);
 
-  // dx [rows, in] = dy W, and W's gradient += dy^T x. x is forward's input.
-  void backward(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets,
-                const TensorView& dx);
+  // dx [rows, in] = dy W, and W's gradient += dy^T x. x is forward's input, `kept` what it kept.
+  void backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+                const TensorView& offsets, const TensorView& dx);
 
   void weights_changed();
   void gradient_zeroed() { gradient_written_ = false; }
@@ -50,11 +52,17 @@ class Linear {
   };
 
   void dgrad(const Call& call, const TensorView& dy, const TensorView& offsets, const TensorView& dx);
-  void wgrad(const Call& call, const TensorView& x, const TensorView& dy, const TensorView& offsets);
+  void wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+             const TensorView& offsets);
 
   OperandForm form_of(const Call& call, GemmRole gemm, OperandRole operand) const;
+  // `kept`: codes of fprop's act, written by fprop and read by wgrad; empty: in scratch, made again.
   Operand activation(const Call& call, ScratchScope& scope, const OperandForm& form, const TensorView& x,
-                     const TensorView& offsets);
+                     const TensorView& offsets, const QuantView& kept);
+  // Values of fprop's act as it was multiplied, and the scale that they leave out.
+  TensorView forward_values(const Call& call, ScratchScope& scope, const OperandForm& form,
+                            const TensorView& x, const TensorView& offsets, const QuantView& kept,
+                            TensorView& scale);
   Operand weight(const Call& call, ScratchScope& scope, const OperandForm& form);
   // Codes of a weight as fprop multiplies them.
   QuantView forward_weight(const Call& call, ScratchScope& scope, const OperandForm& form, bool counted);

@@ -258,7 +258,8 @@ TensorView Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch)
   const Keep keep = pass.backward ? keep_for_backward(plan.parallel) : Keep::kNothing;
   kept.reset();
   enter(Phase::kTrain);
-  Kept k{take_batch_acts(plan, dims, tokens, keep, ArenaTake{step_arena}), tokens, keep};
+  Kept k{take_batch_acts(plan, dims, {pass.forward, pass.backward}, tokens, keep, ArenaTake{step_arena}),
+         tokens, keep};
   upload(batch.tokens, token_blocks.tokens);
   upload(batch.positions, token_blocks.positions);
   upload(batch.targets, token_blocks.targets);
@@ -271,7 +272,7 @@ TensorView Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch)
   }
   final_norm(k.acts.stream.back(), k.acts.final_in, k.acts.final_rstd);
   const TensorView out = logits.logits.rows(0, tokens);
-  head->forward(call, k.acts.final_in, {}, out);
+  head->forward(call, k.acts.final_in, {}, {}, out);
   if (pass.backward) kept = std::move(k);
   return out;
 }
@@ -286,7 +287,7 @@ void Transformer::Impl::backward(const Pass& pass, const TokenBatch& batch, cons
   ScratchScope scope(scratch);
   const StreamScratch s = take_stream_scratch(dims, kept->tokens, ArenaTake{scratch});
 
-  head->backward(call, acts.final_in, dlogits, {}, s.dnorm);
+  head->backward(call, acts.final_in, {}, dlogits, {}, s.dnorm);
   run(queue, NormBackward{.x = acts.stream.back(),
                           .weight = final_weight->master,
                           .rstd = acts.final_rstd,
@@ -314,7 +315,7 @@ TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
   kept.reset();
   enter(Phase::kDecode);
   const ArenaTake take{step_arena};
-  BatchActs acts = take_batch_acts(plan, dims, count, Keep::kNothing, take);
+  BatchActs acts = take_batch_acts(plan, dims, {}, count, Keep::kNothing, take);
   const DecodeHead h = take_decode_head(dims, num_logits, take);
   upload(rows.tokens, token_blocks.tokens);
   upload(rows.positions, token_blocks.positions);
@@ -332,7 +333,7 @@ TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
                          .token_of = token_blocks.logit_rows.rows(0, num_logits),
                          .out = h.gathered});
   final_norm(h.gathered, h.final_in, h.final_rstd);
-  head->forward(call, h.final_in, {}, h.logits);
+  head->forward(call, h.final_in, {}, {}, h.logits);
   return h.logits;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/plan/modules.h"
 #include "kernels/base/arena.h"
 #include "kernels/base/numeric.h"
 
@@ -41,8 +40,6 @@ int64_t num_moe_layers(const ModelSpec& model) {
   return n;
 }
 
-namespace {
-
 GemmSite site_of(const ModelDims& d, int64_t layer, Module module) {
   switch (module) {
     case Module::kAttnQkv:
@@ -65,8 +62,6 @@ GemmSite site_of(const ModelDims& d, int64_t layer, Module module) {
       return {layer, Module::kHead, 0, d.vocabulary, d.hidden};
   }
 }
-
-}  // namespace
 
 std::vector<GemmSite> gemm_sites(const Plan& plan) {
   const ModelDims d = dims_of(plan);
@@ -172,6 +167,13 @@ std::vector<OperandForm> cached_forms(const Plan& plan, const GemmSite& site) {
     add(operand_form(GemmRole::kDgrad, OperandRole::kWeight, forward, &backward));
   }
   return forms;
+}
+
+bool keeps_codes(const TablePair& tables, const GemmSite& site) {
+  if (!tables.backward) return false;
+  const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
+  const BackwardCell& backward = tables.backward->cell(site.layer, site.module);
+  return operand_form(GemmRole::kWgrad, OperandRole::kAct, forward, &backward).from_forward;
 }
 
 bool carries_forward_scale(const OperandForm& form) {

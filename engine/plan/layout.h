@@ -4,10 +4,12 @@
 // Shape legend: T tokens of a call, R = T * top_k rows of the permuted order, D hidden, E experts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "engine/plan/modules.h"
 #include "engine/plan/plan.h"
 #include "kernels/base/tensor.h"
 #include "kernels/formats/quant.h"
@@ -125,6 +127,8 @@ struct LayerActs {
   TensorView shared_gate_up, shared_hidden;  // [T, 2 Fs], [T, Fs]
   // rows of the FFN: R in MoE blocks, T in dense ones
   TensorView gate_up, hidden;  // [rows, 2F], [rows, F]
+  // By module: the codes of fprop's act where wgrad is made from them. Empty: made again when needed.
+  std::array<QuantView, kNumGemmModules> codes;
 };
 
 template <class Take>
@@ -163,6 +167,23 @@ LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, Take&
   return a;
 }
 
+// Whether backward is made from the codes of fprop's act: worth keeping them.
+bool keeps_codes(const TablePair& tables, const GemmSite& site);
+GemmSite site_of(const ModelDims& dims, int64_t layer, Module module);
+
+template <class Take>
+void take_act_codes(const Plan& plan, const ModelDims& d, const TablePair& tables, int64_t layer,
+                    int64_t tokens, LayerActs& acts, Take&& take) {
+  for (int m = 0; m < kNumGemmModules; ++m) {
+    const GemmSite site = site_of(d, layer, static_cast<Module>(m));
+    if (!layer_has(plan.model, layer, site.module) || !keeps_codes(tables, site)) continue;
+    const OperandForm form =
+        operand_form(GemmRole::kFprop, OperandRole::kAct, tables.forward->cell(layer, site.module), nullptr);
+    acts.codes[static_cast<size_t>(m)] =
+        take_quant("fprop codes", operand_layout(form, site, site_rows(d, site, tokens)), take);
+  }
+}
+
 // Activations of a packed batch. With Keep::kAll every block has its own LayerActs; otherwise all share
 // one of each kind. `stream[l]` is the input of block l; without any keeping two blocks alternate.
 struct BatchActs {
@@ -172,7 +193,8 @@ struct BatchActs {
 };
 
 template <class Take>
-BatchActs take_batch_acts(const Plan& plan, const ModelDims& d, int64_t tokens, Keep keep, Take&& take) {
+BatchActs take_batch_acts(const Plan& plan, const ModelDims& d, const TablePair& tables, int64_t tokens,
+                          Keep keep, Take&& take) {
   BatchActs a;
   for (int64_t l = 0; l <= d.layers; ++l) {
     const bool reuse = keep == Keep::kNothing && l >= 2;
@@ -187,6 +209,7 @@ BatchActs take_batch_acts(const Plan& plan, const ModelDims& d, int64_t tokens, 
     a.layers.push_back(reuse ? a.layers[static_cast<size_t>(first)]
                              : take_layer_acts(d, is_moe, tokens, take));
     if (!reuse) first = l;
+    if (keep == Keep::kAll) take_act_codes(plan, d, tables, l, tokens, a.layers.back(), take);
   }
   a.final_in = take("norms", d.act, {tokens, d.hidden});
   a.final_rstd = take("norms", DType::kF32, {tokens});

@@ -93,11 +93,15 @@ struct StepPrice {
 StepPrice price_step(const Plan& plan, const ModelDims& dims) {
   StepPrice s;
   take_token_blocks(token_block_rows(plan), s.common);
-  take_logits(dims, plan.max_tokens, s.train);
-  take_batch_acts(plan, dims, plan.max_tokens, keep_for_backward(plan.parallel), s.train);
+  for (const TablePair& tables : table_pairs(plan)) {
+    Pricer train;
+    take_logits(dims, plan.max_tokens, train);
+    take_batch_acts(plan, dims, tables, plan.max_tokens, keep_for_backward(plan.parallel), train);
+    if (train.total() > s.train.total()) s.train = train;
+  }
   if (plan.max_cache_slots > 0) {
     for (int64_t l = 0; l < dims.layers; ++l) s.decode.add("key-value cache", max_cache_bytes(plan));
-    take_batch_acts(plan, dims, plan.max_decode_tokens, Keep::kNothing, s.decode);
+    take_batch_acts(plan, dims, {}, plan.max_decode_tokens, Keep::kNothing, s.decode);
     take_decode_head(dims, max_logit_rows(plan), s.decode);
   }
   return s;

@@ -28,8 +28,9 @@ struct RouterLogitsBackward {
 };
 
 // Scores by softmax or sigmoid (kernels/formats/math.h, so Bitwise); experts chosen by score + bias, ties
-// to the lower index; gates are the chosen scores without bias, divided by their sum when `normalise`,
-// times `gate_scale`.
+// to the lower index (NaN counts as largest, so that it stays visible in the gates); gates are the chosen
+// scores without bias, divided by their sum when `normalise` (a sum of 0 gives gates of 0), times
+// `gate_scale`.
 struct Route {
   static constexpr const char* kName = "route";
   TensorView logits;  // F32 [T, E]

@@ -390,6 +390,46 @@ TEST(OptimUpdate, muon_orthogonalises_in_fp32) {
   }
 }
 
+// Bytes that a plan prices for the optimizer.
+int64_t priced_bytes(const Plan& plan) {
+  int64_t bytes = 0;
+  for (const MemoryLine& line : plan.memory.run) {
+    if (line.name.starts_with("optimizer")) bytes += line.bytes;
+  }
+  return bytes;
+}
+
+TEST(OptimUpdate, the_state_fits_what_the_plan_priced) {
+  Queue queue = Queue::cpu(1);
+  for (const char* kind : {"adamw", "muon"}) {
+    for (const DType moments : {DType::kF32, DType::kBf16}) {
+      Recipe recipe;
+      recipe.model.layers = 2;
+      recipe.model.hidden = 64;
+      recipe.model.heads = 2;
+      recipe.model.kv_heads = 1;
+      recipe.model.head_dim = 48;
+      recipe.model.mlp_hidden = 200;
+      recipe.model.moe.experts = 4;
+      recipe.model.moe.hidden = 40;
+      recipe.model.moe.dense_layers = 1;
+      recipe.dtypes.moments = moments;
+      PretrainSpec stage;
+      stage.steps = 1;
+      stage.batch = {64, 1, 64};
+      stage.optimizer.kind = kind;
+      recipe.stages = {stage};
+      const Plan plan = make_plan(recipe, Machine{}, {});
+      std::vector<Param> params;
+      for (const ParamInfo& info : plan.parameters) params.push_back({info, {}, {}, {}});
+      Arena arena(queue, "run", priced_bytes(plan), Poison::kNan);
+      const Updater updater(queue, plan, params, arena);
+      EXPECT_LE(arena.high_water_bytes(), priced_bytes(plan)) << kind;
+      EXPECT_EQ(updater.state().size(), 2 * params.size());
+    }
+  }
+}
+
 TEST(OptimUpdate, muon_leaves_a_zero_matrix_at_rest) {
   Fixture f("muon");
   f.fill_gradients(5, 0.0f);

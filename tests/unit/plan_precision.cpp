@@ -167,6 +167,81 @@ TEST(PlanPrecision, a_given_scale_scope_is_kept_in_rl) {
   EXPECT_EQ(p.sampler.at(0).cell(0, Module::kMlpDown).act.scale_scope, ScaleScope::kTensor);
 }
 
+TEST(PlanPrecision, the_obstacle_to_equal_bits_is_the_first_cell_that_differs) {
+  RuleBuilder b;
+  b.add(Table::kSampler, {"mlp.down"}, format(Format::kMxfp8)).layers = "2";
+  const std::string why =
+      equality_obstacle(resolve_precision(b.spec, dense_model(), true, 10), dense_model());
+  EXPECT_EQ(why, "layers.2 mlp.down act differs: rl.sampler has mxfp8, rl.trainer.forward has bf16");
+}
+
+TEST(PlanPrecision, the_obstacle_names_the_operand_and_the_step) {
+  RuleBuilder b;
+  b.add(Table::kSampler, {"head"}, format(Format::kMxfp8)).operand = "weight";
+  b.spec.tables[static_cast<size_t>(Table::kSampler)][0].steps = "50-100%";
+  const std::string why =
+      equality_obstacle(resolve_precision(b.spec, dense_model(), true, 10), dense_model());
+  EXPECT_EQ(why, "head weight differs: rl.sampler has mxfp8, rl.trainer.forward has bf16 (from step 5)");
+}
+
+TEST(PlanPrecision, equal_cells_that_depend_on_their_batch_are_an_obstacle) {
+  RuleBuilder b;
+  for (const Table t : {Table::kSampler, Table::kTrainerForward}) {
+    b.add(t, {"attn.qkv"}, format(Format::kNvfp4)).scale_scope_given = true;  // tensor
+  }
+  const std::string why =
+      equality_obstacle(resolve_precision(b.spec, dense_model(), true, 10), dense_model());
+  EXPECT_EQ(why, "layers.0 attn.qkv is not row-invariant: act has one scale for the whole micro-batch");
+}
+
+TEST(PlanPrecision, random_rounding_and_fresh_signs_are_not_row_invariant) {
+  ForwardCell cell{format(Format::kNvfp4), format(Format::kNvfp4)};
+  cell.act.scale_scope = ScaleScope::kRow;
+  EXPECT_TRUE(row_invariant(cell));
+  EXPECT_TRUE(row_invariant({format(Format::kMxfp8), format(Format::kMxfp8)}));
+  EXPECT_TRUE(row_invariant({format(Format::kBf16), format(Format::kNvfp4)}));
+  ForwardCell random = cell;
+  random.act.rounding = Rounding::kStochastic;
+  EXPECT_FALSE(row_invariant(random));
+  random = cell;
+  random.weight.rounding = Rounding::kStochastic;
+  EXPECT_FALSE(row_invariant(random));
+  ForwardCell rotated = cell;
+  rotated.act.hadamard = rotated.weight.hadamard = 16;
+  EXPECT_TRUE(row_invariant(rotated));
+  rotated.act.signs = rotated.weight.signs = Signs::kFresh;
+  EXPECT_FALSE(row_invariant(rotated));
+}
+
+TEST(PlanPrecision, illegal_cells_name_rule_cell_and_how_many_more) {
+  RuleBuilder b;
+  QuantSpec s = format(Format::kNvfp4);
+  s.block = BlockShape::k16x16;
+  s.hadamard = 16;
+  b.add(Table::kPretrainForward, {"mlp.*"}, s);
+  b.add(Table::kPretrainBackward, {"attn.out"}, format(Format::kNvfp4)).operand = "grad";
+  b.add(Table::kPretrainBackward, {"attn.out"}, format(Format::kMxfp8));
+  const std::string e = error_of(b.spec, dense_model());
+  EXPECT_HAS(
+      e,
+      "recipe.yaml:10:7: precision.pretrain.forward[0]: pretrain.forward layers.0 mlp.gate_up fprop act "
+      "(and 15 more cells): hadamard excludes 16x16");
+  // dgrad and wgrad of four layers: the same reason from the same rule is one line.
+  EXPECT_HAS(e, "pretrain.backward layers.0 attn.out dgrad (and 7 more cells): nvfp4 with mxfp8 in one GEMM");
+}
+
+TEST(PlanPrecision, forward_and_backward_must_see_the_same_weights) {
+  RuleBuilder b;
+  b.add(Table::kPretrainForward, {"mlp.*"}, format(Format::kNvfp4)).steps = "50-100%";
+  b.add(Table::kPretrainBackward, {"mlp.*"}, format(Format::kNvfp4)).gemm = "dgrad";
+  const std::string e = error_of(b.spec, dense_model());
+  EXPECT_HAS(e, "precision.pretrain.backward[0]: pretrain.backward layers.0 mlp.gate_up dgrad weight");
+  EXPECT_HAS(e, "forward and backward would see different weights");
+  b.spec.tables[0][0].spec.block = BlockShape::k16x16;
+  b.spec.tables[1][0].spec.block = BlockShape::k16x16;
+  EXPECT_EQ(error_of(b.spec, dense_model()), "");
+}
+
 TEST(PlanPrecision, the_trainer_rounds_keys_and_values_as_the_cache) {
   RuleBuilder b;
   b.add(Table::kSampler, {"kv_cache"}, format(Format::kMxfp8)).steps = "0-50%";
