@@ -64,10 +64,10 @@ std::string stage_text(const StagePlan& stage) {
   std::string text = detail::concat("  ", stage.name, ": ", grouped(stage.steps), " steps, ",
                                     grouped(stage.steps * stage.updates_per_step), " updates");
   if (const auto* pretrain = std::get_if<PretrainSpec>(&stage.spec)) {
-    text +=
-        detail::concat(", ", grouped(pretrain->batch.tokens), " tokens a step in ", stage.accumulation,
-                       " micro-batches of ", pretrain->batch.micro_sequences, " x ", pretrain->batch.length,
-                       ", ", grouped(stage.steps * pretrain->batch.tokens), " tokens in all");
+    text += detail::concat(", ", grouped(pretrain->batch.tokens), " tokens a step in ", stage.accumulation,
+                           stage.accumulation == 1 ? " micro-batch of " : " micro-batches of ",
+                           pretrain->batch.micro_sequences, " x ", pretrain->batch.length, ", ",
+                           grouped(stage.steps * pretrain->batch.tokens), " tokens in all");
   } else {
     const RlSpec& rl = std::get<RlSpec>(stage.spec);
     text += detail::concat(" at most, ", rl.sampling.prompts, " prompts x ", rl.sampling.samples,
