@@ -1,7 +1,8 @@
 // Token log-probabilities and their gradients: cross-entropy and policy losses are weights on them.
 // The distribution of a row is softmax(logits / temperature), restricted to the top-p set when top_p < 1
 // (the smallest set of most probable tokens whose mass reaches top_p, ties to the lower index; the
-// target is always inside), so that what the sampler drew from is what the trainer scores.
+// target is always inside), so that what the sampler drew from is what the trainer scores. Masses are
+// counted in units of 2^-30 of the largest probability, so the set depends on no order of summation.
 #pragma once
 
 #include "kernels/base/tensor.h"
@@ -15,13 +16,14 @@ struct LogProbForward {
   float temperature;    // > 0
   float top_p;          // (0, 1]
   TensorView log_prob;  // F32 [T]
-  TensorView lse;       // F32 [T], of logits / temperature over the set
+  TensorView lse;       // F32 [T], of logits / temperature over the set; of ignored rows too
   TensorView entropy;   // optional F32 [T], nats
   void check() const;
 };
 
 // dlogits = d/dlogits of sum over t of (d_log_prob[t] * log_prob[t] + d_lse[t] * lse[t] +
-// d_entropy[t] * entropy[t]); ignored rows give zeros.
+// d_entropy[t] * entropy[t]); ignored rows, and rows whose three weights are 0, give zeros. F32 dlogits
+// may take the place of the logits.
 struct LogProbBackward {
   static constexpr const char* kName = "log_prob_backward";
   TensorView logits;   // F32 [T, V]

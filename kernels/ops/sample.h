@@ -9,7 +9,9 @@ namespace fp4t {
 // Row b draws with word 0 of site_draw(key, sample_ids[b] * 2^20 + positions[b]): the result depends on
 // the row's logits, the key, the sample and the position alone. Temperature 0 takes the largest logit,
 // ties to the lower index. log_prob is that of kernels/ops/loss.h at this temperature and top_p, bit for
-// bit (at temperature 0: of the distribution at temperature 1).
+// bit (at temperature 0: of the distribution at temperature 1, with this top_p). The draw inverts the
+// cumulative distribution in index order, in exact fixed point. Rows with NaN or +inf, or with -inf alone,
+// throw NonFiniteError.
 struct SampleTokens {
   static constexpr const char* kName = "sample_tokens";
   TensorView logits;  // F32 [B, V]
