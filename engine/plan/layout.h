@@ -133,35 +133,35 @@ struct LayerActs {
 
 template <class Take>
 LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
-  const int64_t T = tokens, R = tokens * d.top_k;
+  const int64_t choices = tokens * d.top_k;
   LayerActs a;
-  a.attn_in = take("norms", d.act, {T, d.hidden});
-  a.attn_rstd = take("norms", DType::kF32, {T});
+  a.attn_in = take("norms", d.act, {tokens, d.hidden});
+  a.attn_rstd = take("norms", DType::kF32, {tokens});
   if (d.qk_norm) {
-    a.projected_qkv = take("attention", d.act, {T, d.qkv_width});
-    a.qk_rstd = take("attention", DType::kF32, {T, d.heads + d.kv_heads});
+    a.projected_qkv = take("attention", d.act, {tokens, d.qkv_width});
+    a.qk_rstd = take("attention", DType::kF32, {tokens, d.heads + d.kv_heads});
   }
-  a.qkv = take("attention", d.act, {T, d.qkv_width});
-  a.attn = take("attention", d.act, {T, d.q_width});
-  a.lse = take("attention", DType::kF32, {T, d.heads});
-  a.middle = take("residual stream", d.act, {T, d.hidden});
-  a.mlp_in = take("norms", d.act, {T, d.hidden});
-  a.mlp_rstd = take("norms", DType::kF32, {T});
+  a.qkv = take("attention", d.act, {tokens, d.qkv_width});
+  a.attn = take("attention", d.act, {tokens, d.q_width});
+  a.lse = take("attention", DType::kF32, {tokens, d.heads});
+  a.middle = take("residual stream", d.act, {tokens, d.hidden});
+  a.mlp_in = take("norms", d.act, {tokens, d.hidden});
+  a.mlp_rstd = take("norms", DType::kF32, {tokens});
   if (is_moe) {
-    a.router_logits = take("router", DType::kF32, {T, d.experts});
-    a.scores = take("router", DType::kF32, {T, d.experts});
-    a.experts = take("router", DType::kI32, {T, d.top_k});
-    a.gates = take("router", DType::kF32, {T, d.top_k});
-    a.row_of = take("router", DType::kI32, {T, d.top_k});
+    a.router_logits = take("router", DType::kF32, {tokens, d.experts});
+    a.scores = take("router", DType::kF32, {tokens, d.experts});
+    a.experts = take("router", DType::kI32, {tokens, d.top_k});
+    a.gates = take("router", DType::kF32, {tokens, d.top_k});
+    a.row_of = take("router", DType::kI32, {tokens, d.top_k});
     a.offsets = take("router", DType::kI32, {d.experts + 1});
-    a.token_of = take("router", DType::kI32, {R});
-    a.expert_out = take("experts", d.act, {R, d.hidden});
+    a.token_of = take("router", DType::kI32, {choices});
+    a.expert_out = take("experts", d.act, {choices, d.hidden});
     if (d.shared_hidden > 0) {
-      a.shared_gate_up = take("shared experts", d.act, {T, 2 * d.shared_hidden});
-      a.shared_hidden = take("shared experts", d.act, {T, d.shared_hidden});
+      a.shared_gate_up = take("shared experts", d.act, {tokens, 2 * d.shared_hidden});
+      a.shared_hidden = take("shared experts", d.act, {tokens, d.shared_hidden});
     }
   }
-  const int64_t rows = is_moe ? R : T, width = is_moe ? d.expert_hidden : d.mlp_hidden;
+  const int64_t rows = is_moe ? choices : tokens, width = is_moe ? d.expert_hidden : d.mlp_hidden;
   a.gate_up = take(is_moe ? "experts" : "mlp", d.act, {rows, 2 * width});
   a.hidden = take(is_moe ? "experts" : "mlp", d.act, {rows, width});
   return a;
@@ -314,15 +314,15 @@ struct FfnScratch {
 };
 template <class Take>
 FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
-  const int64_t R = tokens * d.top_k;
+  const int64_t choices = tokens * d.top_k;
   FfnScratch s;
   if (!is_moe) {
     s.dhidden = take("ffn backward", d.act, {tokens, d.mlp_hidden});
     return s;
   }
-  s.permuted = take("ffn backward", d.act, {R, d.hidden});
-  s.drows = take("ffn backward", d.act, {R, d.hidden});
-  s.dhidden = take("ffn backward", d.act, {R, d.expert_hidden});
+  s.permuted = take("ffn backward", d.act, {choices, d.hidden});
+  s.drows = take("ffn backward", d.act, {choices, d.hidden});
+  s.dhidden = take("ffn backward", d.act, {choices, d.expert_hidden});
   s.dgates = take("ffn backward", DType::kF32, {tokens, d.top_k});
   s.drouter = take("ffn backward", DType::kF32, {tokens, d.experts});
   s.drouter_in = take("ffn backward", DType::kF32, {tokens, d.hidden});

@@ -146,6 +146,43 @@ TEST_P(Cells, experts_without_tokens_get_exact_zeros) {
   }
 }
 
+TEST_P(Cells, one_token_and_one_expert_are_enough) {
+  ModelSpec model = tiny_model();
+  model.moe.experts = model.moe.top_k = 1;
+  TestModel kept(make_plan_by_hand(model, cells()));
+  TestModel again(make_plan_by_hand(model, cells(), {}, "block"));
+  TokenBatch batch = random_batch({1}, model.vocabulary, 9);
+  batch.targets[0] = 5;
+  const Outcome o = run_once(kept, batch, kept.training_pass());
+  expect_same(kept, o, run_once(again, batch, again.training_pass()));
+  for (const Param& p : kept.model.params().params()) {
+    for (int64_t i = 0; i < p.gradient.elements(); ++i) {
+      ASSERT_TRUE(std::isfinite(gradient_element(p.gradient, i))) << p.info.name;
+    }
+  }
+}
+
+TEST_P(Cells, monitors_name_every_quantised_operand) {
+  TestModel m(make_plan_by_hand(tiny_model(), cells()));
+  Pass pass = m.training_pass();
+  pass.measure_error = true;
+  const Outcome o = run_once(m, random_batch(kLengths, tiny_model().vocabulary, 10), pass);
+  const BackwardCell& b = cells().backward;
+  int64_t quantised = 0;
+  for (const QuantSpec* s : {&cells().forward.act, &cells().forward.weight, &b.dgrad_grad, &b.dgrad_weight,
+                             &b.wgrad_grad, &b.wgrad_act}) {
+    quantised += s->quantised() ? 1 : 0;
+  }
+  // A dense layer of four linear layers and a MoE layer of six; the head is BF16.
+  ASSERT_EQ(static_cast<int64_t>(o.stats.size()), 10 * quantised);
+  for (const OperandStats& s : o.stats) {
+    const double nmse = s.stat[kStatErrorEnergy] / s.stat[kStatSignalEnergy];
+    EXPECT_GT(nmse, 1e-5) << s.layer << " " << name_of(s.module) << " " << name_of(s.gemm);
+    EXPECT_LT(nmse, 0.05) << s.layer << " " << name_of(s.module) << " " << name_of(s.gemm);
+    EXPECT_EQ(s.stat[kStatNonFinite], 0.0);
+  }
+}
+
 // Cosine between the gradient of a table and that of fp32, over all parameters. Two layers of 4-bit
 // products and the routing that they move leave about 0.77 to 0.87; single products are held to much
 // tighter bounds in tests/unit/model_linear.cpp.

@@ -16,11 +16,11 @@
 namespace fp4t::test {
 
 struct TestModel {
-  explicit TestModel(Plan plan_in)
+  explicit TestModel(Plan plan_in, Poison poison = Poison::kNan)
       : plan(std::move(plan_in)),
         queue(Queue::cpu(2)),
         comm(make_single()),
-        model(queue, *comm, plan, Poison::kNan) {}
+        model(queue, *comm, plan, poison) {}
 
   const StagePrecision& tables() const { return plan.stages[0].precision; }
   Pass training_pass() const {
