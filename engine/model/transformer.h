@@ -96,7 +96,8 @@ class Transformer {
   TensorView decode(const Pass& pass, const DecodeRows& rows);
 
   // Device buffers for drawing one token for each of `rows` logit rows (rows <= max_decode_tokens and
-  // max_cache_slots), in the step arena beside the logits.
+  // max_cache_slots), valid until
+  // the next forward or decode.
   struct SampleBuffers {
     TensorView sample_ids;  // I64 [rows]
     TensorView positions;   // I32 [rows]

@@ -221,6 +221,7 @@ struct TokenBlocks {
   TensorView tokens, positions, targets, groups;  // I32; groups: doc_begin, or slots when decoding
   TensorView logit_rows;                          // I32
   TensorView log_prob, lse, entropy, d_log_prob, d_lse;
+  TensorView sample_ids;  // I64, of drawn tokens
 };
 int64_t token_block_rows(const Plan& plan);
 
@@ -233,6 +234,7 @@ TokenBlocks take_token_blocks(int64_t rows, Take&& take) {
   for (TensorView* v : {&b.log_prob, &b.lse, &b.entropy, &b.d_log_prob, &b.d_lse}) {
     *v = take("token buffers", DType::kF32, {rows});
   }
+  b.sample_ids = take("token buffers", DType::kI64, {rows});
   return b;
 }
 
