@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/base/numeric.h"
+#include "kernels/cpu/philox_lanes.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/ops/run.h"
 
@@ -36,9 +37,10 @@ class StoreDraws {
  public:
   StoreDraws(bool needed, PhiloxKey key, int64_t first, int64_t count) {
     if (!needed) return;
-    for (int64_t i = 0; i < count; ++i) {
-      const PhiloxBits bits = site_draw(key, static_cast<uint64_t>(first + i));
-      for (int w = 0; w < kWords; ++w) words_[w][i] = bits.word[w];
+    for (int64_t i = 0; i < count; i += kDraws) {  // past `count` if need be: kBlock is a multiple
+      uint32_t draws[4][kDraws];
+      site_draws(key, static_cast<uint64_t>(first + i), draws);
+      for (int w = 0; w < kWords; ++w) std::copy(draws[w], draws[w] + kDraws, words_[w] + i);
     }
   }
   const uint32_t* word(int w) const { return words_[w]; }
