@@ -66,6 +66,9 @@ class Run {
   void balance_experts();
   // Expert load and balance figures of the step, into a record.
   void report_router(MetricsRecord& record, double trained_tokens) const;
+  // Whether this step's first micro-batch also sums error energies: every tenth step, as the sums cost about
+  // as much as quantising does.
+  bool measures_errors() const { return state.step % 10 == 0; }
   // Quantiser monitors of the model, into the step's monitors and a record.
   void add_operand_stats();
   void report_operand_stats(MetricsRecord& record) const;

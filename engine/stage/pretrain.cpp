@@ -90,7 +90,7 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
     pass.token_weight = 1.0 / static_cast<double>(result.trained_tokens);
     pass.sample_id =
         static_cast<uint32_t>(run.state.next_sample + static_cast<int64_t>(m) * spec.batch.micro_sequences);
-    pass.measure_error = m == 0;
+    pass.measure_error = m == 0 && run.measures_errors();
     result.loss += train_micro_batch(run, spec, pass, batches[m]);
     run.add_router_sums();
   }

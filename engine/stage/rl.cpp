@@ -88,7 +88,7 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
   bool first = true;
   for (const ScoredBatch& m : micro_batches(rollout, all, spec.objective.micro_tokens)) {
     Pass pass = run.pass_for_scoring();
-    pass.measure_error = monitor && first;
+    pass.measure_error = monitor && first && run.measures_errors();
     first = false;
     std::vector<float> entropy;
     const std::vector<float> log_prob =
