@@ -11,6 +11,42 @@
 
 namespace fp4t {
 
+namespace {
+
+// Length of the well-formed UTF-8 character at `at`, 0 when there is none.
+size_t utf8_length(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(at);
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xC2 && first < 0xE0 ? 2
+                        : (first & 0xF0) == 0xE0        ? 3
+                        : first >= 0xF0 && first < 0xF5 ? 4
+                                                        : 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
+// What a model writes can hold any byte: control characters and ill-formed UTF-8 become "?".
+std::string printable(const std::string& text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_length(text, at);
+    const auto c = static_cast<unsigned char>(text[at]);
+    if (length == 0 || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) {
+      out += '?';
+      ++at;
+    } else {
+      out.append(text, at, length);
+      at += length;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 struct Console::Impl {
   spdlog::logger logger;
   bool terminal = ::isatty(STDOUT_FILENO) != 0;
@@ -42,12 +78,12 @@ Console::~Console() = default;
 
 void Console::line(const std::string& text) {
   impl_->clear_status();
-  impl_->logger.info("{}", text);
+  impl_->logger.info("{}", printable(text));
 }
 
 void Console::warn(const std::string& text) {
   impl_->clear_status();
-  impl_->logger.warn("{}", "warning: " + text);
+  impl_->logger.warn("{}", printable("warning: " + text));
 }
 
 void Console::status(const std::string& text) {
