@@ -5,83 +5,13 @@
 #include <map>
 
 #include "gtest/gtest.h"
-#include "tests/support/model_runs.h"
+#include "tests/support/linear_bench.h"
 
 namespace fp4t::test {
 namespace {
 
-constexpr int64_t kTokens = 70;
-
-// One layer of a model with everything around it that a Linear needs.
-class Bench {
- public:
-  Bench(const TestCells& cells, Module module)
-      : plan_(make_plan_by_hand(model_spec(), cells)),
-        dims_(dims_of(plan_)),
-        queue_(Queue::cpu(2)),
-        run_(queue_, "run", int64_t{1} << 24, Poison::kNan),
-        scratch_(queue_, "scratch", int64_t{1} << 24, Poison::kNan),
-        params_(run_, plan_) {
-    params_.initialise(queue_, plan_);
-    for (const GemmSite& s : gemm_sites(plan_)) {
-      if (s.module == module) site_ = s;
-    }
-    weight_ = &params_.find("layers.0." + std::string(name_of(module)) + ".weight");
-    stats_ = run_.take("stats", DType::kF64, {kOperandsPerSite, kNumQuantStats});
-    queue_.fill_bytes(stats_.data, 0, stats_.bytes());
-    queue_.fill_bytes(weight_->gradient.data, 0, weight_->gradient.bytes());
-    linear_ = std::make_unique<Linear>(plan_, site_, *weight_, run_, stats_);
-    offsets_ = run_.take("offsets", DType::kI32, {site_.matrices() + 1});
-    // Uneven groups, the second without tokens.
-    for (int64_t g = 0; g <= site_.matrices(); ++g) {
-      offsets_.as<int32_t>()[g] = static_cast<int32_t>(g == site_.matrices() ? kTokens
-                                                       : g == 0              ? 0
-                                                       : g < 3               ? 17
-                                                                             : 17 + 9 * (g - 2));
-    }
-    pass_.forward = &plan_.stages[0].precision.forward.spans[0].table;
-    pass_.backward = &plan_.stages[0].precision.backward.spans[0].table;
-    pass_.seed = 9;
-  }
-
-  static ModelSpec model_spec() {
-    ModelSpec m = tiny_model();
-    m.layers = 1;
-    m.moe.dense_layers = 0;
-    return m;
-  }
-
-  TensorView random(const char* name, const Shape& shape, uint64_t seed) {
-    HostTensor host(plan_.act, shape);
-    fill_normal(host, seed);
-    const TensorView v = run_.take(name, plan_.act, shape);
-    queue_.copy_from_host(v.data, host.view().data, v.bytes());
-    return v;
-  }
-
-  Call call() { return {queue_, scratch_, dims_, pass_, true, kTokens, {}, {}, {}, {}, {}}; }
-  TensorView offsets() const { return site_.groups > 0 ? offsets_ : TensorView{}; }
-  int64_t group_of(int64_t token) const {
-    int64_t g = 0;
-    while (site_.groups > 0 && offsets_.as<int32_t>()[g + 1] <= token) ++g;
-    return g;
-  }
-  // W[g][o][i] as products read it.
-  double w(int64_t g, int64_t o, int64_t i) const {
-    return gradient_element(operand_of(*weight_), (g * site_.out + o) * site_.in + i);
-  }
-
-  Plan plan_;
-  ModelDims dims_;
-  Queue queue_;
-  Arena run_, scratch_;
-  ParamSet params_;
-  GemmSite site_{};
-  Param* weight_ = nullptr;
-  TensorView stats_, offsets_;
-  std::unique_ptr<Linear> linear_;
-  Pass pass_;
-};
+using Bench = LinearBench;
+constexpr int64_t kTokens = Bench::kTokens;
 
 struct Nmse {
   double error = 0, signal = 0;
@@ -98,16 +28,16 @@ struct Errors {
 
 Errors measure(const TestCells& cells, Module module) {
   Bench b(cells, module);
-  const int64_t out = b.site_.out, in = b.site_.in;
+  const int64_t out = b.site.out, in = b.site.in;
   const TensorView x = b.random("x", {kTokens, in}, 1), dy = b.random("dy", {kTokens, out}, 2);
-  const TensorView y = b.run_.take("y", b.plan_.act, {kTokens, out});
-  const TensorView dx = b.run_.take("dx", b.plan_.act, {kTokens, in});
+  const TensorView y = b.arena.take("y", b.plan.act, {kTokens, out});
+  const TensorView dx = b.arena.take("dx", b.plan.act, {kTokens, in});
   const Call call = b.call();
-  b.linear_->forward(call, x, b.offsets(), {}, y);
-  b.linear_->backward(call, x, {}, dy, b.offsets(), dx);
+  b.linear->forward(call, x, b.offsets(), {}, y);
+  b.linear->backward(call, x, {}, dy, b.offsets(), dx);
 
   Nmse fprop, dgrad, wgrad;
-  std::vector<double> dw(static_cast<size_t>(b.site_.matrices() * out * in));
+  std::vector<double> dw(static_cast<size_t>(b.site.matrices() * out * in));
   for (int64_t t = 0; t < kTokens; ++t) {
     const int64_t g = b.group_of(t);
     std::vector<double> dx_row(static_cast<size_t>(in));
@@ -126,7 +56,7 @@ Errors measure(const TestCells& cells, Module module) {
       dgrad.add(gradient_element(dx, t * in + i), dx_row[static_cast<size_t>(i)]);
   }
   for (size_t i = 0; i < dw.size(); ++i) {
-    wgrad.add(gradient_element(b.weight_->gradient, static_cast<int64_t>(i)), dw[i]);
+    wgrad.add(gradient_element(b.weight->gradient, static_cast<int64_t>(i)), dw[i]);
   }
   return {fprop.value(), dgrad.value(), wgrad.value()};
 }
@@ -168,38 +98,38 @@ TEST(ModelLinear, rl_nvfp4_products_are_close) { expect_errors(rl_nvfp4_cells(),
 TEST(ModelLinear, backward_from_forward_multiplies_what_fprop_multiplied) {
   for (const Module module : {Module::kAttnQkv, Module::kExpertsGateUp}) {
     Bench b(rl_nvfp4_cells(), module);
-    const int64_t out = b.site_.out, in = b.site_.in;
+    const int64_t out = b.site.out, in = b.site.in;
     const TensorView x = b.random("x", {kTokens, in}, 3), dy = b.random("dy", {kTokens, out}, 4);
-    const TensorView dx = b.run_.take("dx", b.plan_.act, {kTokens, in});
-    b.linear_->backward(b.call(), x, {}, dy, b.offsets(), dx);
+    const TensorView dx = b.arena.take("dx", b.plan.act, {kTokens, in});
+    b.linear->backward(b.call(), x, {}, dy, b.offsets(), dx);
 
-    const ForwardCell& cell = b.pass_.forward->cell(0, module);
+    const ForwardCell& cell = b.pass.forward->cell(0, module);
     const auto decode = [&](OperandRole operand, const TensorView& values, const TensorView& offsets) {
       const OperandForm form = operand_form(GemmRole::kFprop, operand, cell, nullptr);
       const QuantView codes =
-          take_quant("codes", operand_layout(form, b.site_, values.dim(0)), ArenaTake{b.run_});
-      run(b.queue_, Quantize{.x = values,
-                             .offsets = offsets,
-                             .orientation = Orientation::kRow,
-                             .draw_key = {},
-                             .first_expert = 0,
-                             .signs_key = {},
-                             .input_scale = {},
-                             .stats = {},
-                             .measure_error = false,
-                             .out = codes});
-      const TensorView full = b.run_.take("full", DType::kF32, values.shape);
-      run(b.queue_,
+          take_quant("codes", operand_layout(form, b.site, values.dim(0)), ArenaTake{b.arena});
+      run(b.queue, Quantize{.x = values,
+                            .offsets = offsets,
+                            .orientation = Orientation::kRow,
+                            .draw_key = {},
+                            .first_expert = 0,
+                            .signs_key = {},
+                            .input_scale = {},
+                            .stats = {},
+                            .measure_error = false,
+                            .out = codes});
+      const TensorView full = b.arena.take("full", DType::kF32, values.shape);
+      run(b.queue,
           Dequantize{
               .x = codes, .offsets = offsets, .scale = DecodeScale::kFull, .out = full, .inexact = {}});
       return full;
     };
     const TensorView xq = decode(OperandRole::kAct, x, b.offsets());
     const TensorView wq =
-        decode(OperandRole::kWeight, operand_of(*b.weight_).reshape({b.site_.matrices() * out, in}), {});
+        decode(OperandRole::kWeight, operand_of(*b.weight).reshape({b.site.matrices() * out, in}), {});
 
     Nmse dgrad, wgrad;
-    std::vector<double> dw(static_cast<size_t>(b.site_.matrices() * out * in));
+    std::vector<double> dw(static_cast<size_t>(b.site.matrices() * out * in));
     for (int64_t t = 0; t < kTokens; ++t) {
       const int64_t g = b.group_of(t);
       for (int64_t i = 0; i < in; ++i) {
@@ -213,10 +143,10 @@ TEST(ModelLinear, backward_from_forward_multiplies_what_fprop_multiplied) {
       }
     }
     for (size_t i = 0; i < dw.size(); ++i) {
-      wgrad.add(gradient_element(b.weight_->gradient, static_cast<int64_t>(i)), dw[i]);
+      wgrad.add(gradient_element(b.weight->gradient, static_cast<int64_t>(i)), dw[i]);
     }
     EXPECT_LT(dgrad.value(), 8e-6);  // dx is stored in BF16
-    EXPECT_LT(wgrad.value(), b.weight_->gradient.dtype == DType::kF32 ? 1e-11 : 8e-6);
+    EXPECT_LT(wgrad.value(), b.weight->gradient.dtype == DType::kF32 ? 1e-11 : 8e-6);
   }
 }
 
@@ -260,20 +190,20 @@ TEST(ModelLinear, square_blocks_give_the_same_codes_in_both_orientations) {
 
 TEST(ModelLinear, kept_codes_follow_the_weights) {
   Bench b(mxfp8_cells(), Module::kAttnQkv);
-  const TensorView x = b.random("x", {kTokens, b.site_.in}, 5);
-  const TensorView y = b.run_.take("y", b.plan_.act, {kTokens, b.site_.out});
+  const TensorView x = b.random("x", {kTokens, b.site.in}, 5);
+  const TensorView y = b.arena.take("y", b.plan.act, {kTokens, b.site.out});
   const auto forward = [&] {
-    b.linear_->forward(b.call(), x, {}, {}, y);
+    b.linear->forward(b.call(), x, {}, {}, y);
     return bytes_of(y);
   };
   const auto before = forward();
-  Bf16* w = b.weight_->copy.as<Bf16>();
-  for (int64_t i = 0; i < b.weight_->copy.elements(); ++i) w[i] = to_bf16(-2 * from_bf16(w[i]));
+  Bf16* w = b.weight->copy.as<Bf16>();
+  for (int64_t i = 0; i < b.weight->copy.elements(); ++i) w[i] = to_bf16(-2 * from_bf16(w[i]));
   EXPECT_EQ(forward(), before);  // not told yet
-  b.linear_->weights_changed();
+  b.linear->weights_changed();
   EXPECT_NE(forward(), before);
-  const double quantised = b.stats_.as<double>()[kNumQuantStats + kStatElements];
-  EXPECT_EQ(quantised, 2.0 * static_cast<double>(b.weight_->copy.elements()));  // twice in four uses
+  const double quantised = b.stats.as<double>()[kNumQuantStats + kStatElements];
+  EXPECT_EQ(quantised, 2.0 * static_cast<double>(b.weight->copy.elements()));  // twice in four uses
 }
 
 }  // namespace
