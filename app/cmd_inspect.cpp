@@ -6,7 +6,7 @@
 namespace fp4t {
 
 int cmd_inspect(const AppOptions& options) {
-  std::fputs(describe_checkpoint(options.checkpoint, options.verify).c_str(), stdout);
+  std::fputs(describe_checkpoint(find_checkpoint(options.checkpoint), options.verify).c_str(), stdout);
   return 0;
 }
 

@@ -37,10 +37,10 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
                      true);
   add("schema", "print the JSON schema of recipes", fp4t::cmd_schema);
   CLI::App* inspect = add("inspect", "list a checkpoint", fp4t::cmd_inspect);
-  inspect->add_option("dir", o.checkpoint, "the checkpoint's folder")->required();
+  inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   inspect->add_flag("--verify", o.verify, "check every hash");
   CLI::App* generate = add("generate", "continue a text from a checkpoint", fp4t::cmd_generate);
-  generate->add_option("--checkpoint", o.checkpoint, "the checkpoint's folder")->required();
+  generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
   generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens")->check(CLI::PositiveNumber);
   generate->add_option("--temperature", o.temperature, "0: greedy")->check(CLI::NonNegativeNumber);

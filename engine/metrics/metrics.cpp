@@ -47,7 +47,7 @@ int64_t keep_first_lines(const std::string& path, int64_t lines) {
 
 struct MetricsWriter::Impl {
   std::FILE* file = nullptr;
-  std::string path;
+  std::string dir, path;
   int64_t lines = 0;
   std::unique_ptr<TensorBoardFile> board;
 
@@ -65,18 +65,23 @@ struct MetricsWriter::Impl {
 MetricsWriter::MetricsWriter(const std::string& run_dir, int64_t keep_lines, const std::string& header_json)
     : impl_(std::make_unique<Impl>()) {
   std::filesystem::create_directories(run_dir);
+  impl_->dir = run_dir;
   impl_->path = run_dir + "/metrics.jsonl";
   const int64_t kept = keep_lines > 0 ? keep_first_lines(impl_->path, keep_lines) : 0;
   impl_->file = std::fopen(impl_->path.c_str(), kept > 0 ? "ab" : "wb");
   if (!impl_->file) throw SaveError(detail::concat("cannot write ", impl_->path, ": ", std::strerror(errno)));
   impl_->lines = kept;
   if (kept == 0) impl_->append(header_json);
-  impl_->board = std::make_unique<TensorBoardFile>(run_dir + "/tensorboard");
 }
 
 MetricsWriter::~MetricsWriter() = default;
 
 int64_t MetricsWriter::lines() const { return impl_->lines; }
+
+void MetricsWriter::sync() {
+  if (::fsync(::fileno(impl_->file)) == 0) return;
+  throw SaveError(detail::concat("cannot sync ", impl_->path, ": ", std::strerror(errno)));
+}
 
 void MetricsWriter::write(const std::string& kind, const std::string& stage, int64_t step,
                           int64_t global_step, const MetricsRecord& record) {
@@ -96,6 +101,7 @@ void MetricsWriter::write(const std::string& kind, const std::string& stage, int
     line[name] = std::move(list);
   }
   impl_->append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  if (!impl_->board) impl_->board = std::make_unique<TensorBoardFile>(impl_->dir + "/tensorboard");
   impl_->board->write(global_step, static_cast<double>(std::time(nullptr)), scalars);
 }
 

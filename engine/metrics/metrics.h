@@ -20,7 +20,8 @@ struct MetricsRecord {
 class MetricsWriter {
  public:
   // Opens <run_dir>/metrics.jsonl, keeping the first `keep_lines` lines (a header counts) and cutting the
-  // rest; 0 starts a new file with `header_json` as its first line. Opens a new TensorBoard file.
+  // rest; 0 starts a new file with `header_json` as its first line. The first write opens a new TensorBoard
+  // file.
   MetricsWriter(const std::string& run_dir, int64_t keep_lines, const std::string& header_json);
   ~MetricsWriter();
 
@@ -29,6 +30,8 @@ class MetricsWriter {
   void write(const std::string& kind, const std::string& stage, int64_t step, int64_t global_step,
              const MetricsRecord& record);
   int64_t lines() const;
+  // On disk when it returns: before a checkpoint counts these lines. Throws SaveError.
+  void sync();
 
  private:
   struct Impl;

@@ -18,14 +18,14 @@ bool needs_reference(const Plan& plan) {
                      [](const StagePlan& s) { return s.is_rl && std::get<RlSpec>(s.spec).objective.kl > 0; });
 }
 
-std::string header_json(const Plan& plan, const RunOptions& options) {
+// Nothing of one process (command line, place, times) stands in it: metrics.jsonl is compared byte by byte.
+std::string header_json(const Plan& plan) {
   nlohmann::ordered_json j;
   j["kind"] = "header";
   j["format"] = 1;
   j["name"] = plan.run.name;
   j["seed"] = plan.run.seed;
   j["precision_hash"] = plan.precision_hash;
-  j["command"] = options.command_line;
   for (const StagePlan& s : plan.stages) {
     nlohmann::ordered_json stage;
     stage["name"] = s.name;
@@ -73,6 +73,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
       optimizer(model, comm_in, model.run_arena()),
       store(plan_in.run.dir),
       start_(std::chrono::steady_clock::now()) {
+  console.line("command: " + options.command_line);
   for (const std::string& note : resume.notes) console.warn(note);
   if (needs_reference(plan)) {
     for (const NamedTensor& t : policy_tensors()) {
@@ -80,6 +81,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
           {"reference." + t.name, model.run_arena().take("reference." + t.name, t.view.dtype, t.view.shape)});
     }
   }
+  for (const NamedTensor& t : reference) queue.fill_bytes(t.view.data, 0, t.view.bytes());
   if (resume.found) {
     restore(resume);
   } else {
@@ -90,26 +92,42 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
       console.line("weights from " + plan.model.init.path);
     }
     optimizer.reset();
-    for (const NamedTensor& t : reference) queue.fill_bytes(t.view.data, 0, t.view.bytes());
   }
-  state.recipe_yaml = plan.recipe_yaml;
+  state.recipe_yaml = recorded_recipe(plan.recipe_yaml);
   state.precision_hash = plan.precision_hash;
   for (size_t i = 0; i < plan.stages.size(); ++i) {
-    const std::string key = "span_steps." + std::to_string(i);
-    if (state.texts.count(key) == 0) state.texts[key] = std::to_string(plan.stages[i].steps);
+    if (!is_started(state, i)) state.texts[span_steps_key(i)] = std::to_string(plan.stages[i].steps);
   }
-  metrics = std::make_unique<MetricsWriter>(plan.run.dir, state.metrics_lines, header_json(plan, options));
+  metrics = std::make_unique<MetricsWriter>(plan.run.dir, state.metrics_lines, header_json(plan));
+  if (metrics->lines() < state.metrics_lines) {
+    console.warn(detail::concat("metrics.jsonl holds ", metrics->lines(), " of the ", state.metrics_lines,
+                                " lines before the checkpoint; the rest is lost"));
+  }
   state.metrics_lines = metrics->lines();
 }
 
 Run::~Run() = default;
 
+// Whether the stage in progress compares with the reference policy that its beginning kept.
+bool Run::reference_is_in_use() const {
+  const auto at = static_cast<size_t>(state.stage);
+  if (at >= plan.stages.size() || !plan.stages[at].is_rl || !is_started(state, at)) return false;
+  return std::get<RlSpec>(plan.stages[at].spec).objective.kl > 0;
+}
+
 void Run::restore(const ResumePoint& resume) {
   const std::vector<std::string> lineage = check_resume(resume, plan.recipe_yaml, options.accept_changes);
+  changes_accepted_ = options.accept_changes || resume.branch;
   state = resume.info.state;
+  if (static_cast<size_t>(state.stage) >= plan.stages.size()) {
+    throw RecipeError(detail::concat("the checkpoint ", resume.info.path, " is in stage ", state.stage + 1,
+                                     ", the recipe has ", plan.stages.size()));
+  }
   state.lineage.insert(state.lineage.end(), lineage.begin(), lineage.end());
   for (const std::string& line : lineage) console.line("accepted change: " + line);
-  load_tensors(queue, resume.info.path, tensors(), {"rollout."});
+  std::vector<std::string> optional = {"rollout."};
+  if (!reference_is_in_use()) optional.push_back("reference.");
+  load_tensors(queue, resume.info.path, tensors(), optional);
   model.params().refresh_copies(queue);
   model.weights_changed();
   optimizer.set_applied_updates(state.applied_updates);
@@ -199,6 +217,7 @@ void Run::save(bool required) {
   telemetry["restarts"] = restarts_;
   state.telemetry_json = telemetry.dump();
   try {
+    metrics->sync();
     last_checkpoint_ = store.save(queue, tensors(), state, spec.keep);
   } catch (const SaveError& e) {
     if (required) throw;
@@ -212,6 +231,22 @@ void Run::stop_if_requested() {
   save(true);
   throw PreemptedError(detail::concat("stopped by signal ", number, "; saved ", last_checkpoint_,
                                       "; the same command continues"));
+}
+
+void Run::check_data(const std::string& key, const std::string& stage_name, const std::string& fingerprint) {
+  std::string& known = state.texts[key];
+  if (known == fingerprint) return;
+  if (!known.empty()) {
+    if (!changes_accepted_) {
+      throw BadDataError(detail::concat("the data of stage '", stage_name,
+                                        "' is not what the checkpoint was made with: ", known, " then, ",
+                                        fingerprint, " now"));
+    }
+    state.lineage.push_back(detail::concat("stage ", state.stage, " step ", state.step, ": data of stage '",
+                                           stage_name, "': ", known, " -> ", fingerprint));
+    console.line("accepted change: " + state.lineage.back());
+  }
+  known = fingerprint;
 }
 
 void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {

@@ -50,6 +50,8 @@ class Run {
   void save(bool required);
   // Saves and throws PreemptedError when a signal asked to stop.
   void stop_if_requested();
+  // Remembers the fingerprint of a stage's data under `key`; it may change later only by an accepted change.
+  void check_data(const std::string& key, const std::string& stage_name, const std::string& fingerprint);
   void write_metrics(const std::string& kind, const MetricsRecord& record);
   // Seconds of this run, earlier processes included.
   double seconds() const;
@@ -69,6 +71,9 @@ class Run {
   // Whether this step's first micro-batch also sums error energies: every tenth step, as the sums cost about
   // as much as quantising does.
   bool measures_errors() const { return state.step % 10 == 0; }
+  // Drops what the model's monitors hold and makes its codes anew. Called where counting begins: so figures
+  // depend neither on evaluations and sampling before nor on whether a process started in between.
+  void begin_counting();
   // Quantiser monitors of the model, into the step's monitors and a record.
   void add_operand_stats();
   void report_operand_stats(MetricsRecord& record) const;
@@ -80,10 +85,12 @@ class Run {
   Pass pass_base() const;
   std::vector<NamedTensor> tensors();
   void restore(const ResumePoint& resume);
+  bool reference_is_in_use() const;
 
   std::string last_checkpoint_;
   double earlier_seconds_ = 0;
   int64_t restarts_ = 0;
+  bool changes_accepted_ = false;
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -2,17 +2,20 @@
 
 #include "engine/recipe/load.h"
 #include "engine/rl/sampler.h"
+#include "engine/stage/resume.h"
 #include "engine/store/checkpoint.h"
 #include "engine/tokens/tokenizer.h"
 
 namespace fp4t {
 
 std::vector<std::string> generate_text(const TextRequest& request) {
-  const CheckpointInfo info = read_checkpoint_info(request.checkpoint, true);
+  const std::string path = find_checkpoint(request.checkpoint);
+  const CheckpointInfo info = read_checkpoint_info(path, true);
+  // Nothing is saved here, so how many checkpoints the run keeps is no matter: rules about resuming are off.
   const Recipe recipe =
-      parse_recipe(info.state.recipe_yaml, request.checkpoint + "/manifest.json", {}).recipe;
+      parse_recipe(info.state.recipe_yaml, path + "/manifest.json", {"run.resume=never"}).recipe;
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
-  Plan plan = make_plan(recipe, machine, {});
+  Plan plan = make_plan(recipe, machine, recorded_span_steps(info.state));
   const auto tokenizer = make_tokenizer(plan.tokenizer);
   const std::vector<int32_t> prompt = tokenizer->encode(request.prompt);
   if (prompt.empty()) throw RecipeError("--prompt: an empty text has no token to continue");
@@ -29,7 +32,7 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   std::vector<NamedTensor> tensors;
   for (const Param& p : model.params().params()) tensors.push_back({"model." + p.info.name, p.master});
   for (const Buffer& b : model.params().buffers()) tensors.push_back({"model." + b.info.name, b.data});
-  load_tensors(queue, request.checkpoint, tensors, {"optimizer.", "reference.", "rollout."});
+  load_tensors(queue, path, tensors, {"optimizer.", "reference.", "rollout."});
   model.params().refresh_copies(queue);
   model.weights_changed();
 

@@ -29,6 +29,13 @@ constexpr std::pair<const char*, int> kOperandFigures[] = {
 
 }  // namespace
 
+void Run::begin_counting() {
+  model.take_operand_stats();
+  model.take_router_sums();
+  model.take_nonfinite();
+  model.weights_changed();
+}
+
 void Run::add_router_sums() {
   const RouterSums sums = model.take_router_sums();
   add("router_z", sums.z);

@@ -80,6 +80,7 @@ double train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, c
 StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenBatch>& batches) {
   StepLoss result;
   result.trained_tokens = count_trained(batches);
+  run.begin_counting();
   run.model.zero_gradients();
   if (result.trained_tokens == 0) {
     run.console.warn("no token of this step is trained; its gradient is zero");
@@ -106,16 +107,9 @@ void run_pretrain(Run& run) {
   RunState& state = run.state;
   const auto corpus = make_corpus(spec.data, spec.batch.length, run.plan.run.seed, *run.tokenizer);
   run.console.line(corpus->describe());
-  const std::string key = "corpus." + std::to_string(state.stage);
-  if (state.texts.count(key) != 0 && state.texts[key] != corpus->fingerprint()) {
-    throw BadDataError(detail::concat("the data of stage '", stage.name,
-                                      "' is not what the checkpoint was made with: ", state.texts[key],
-                                      " then, ", corpus->fingerprint(), " now"));
-  }
-  if (state.texts.count(key) == 0) {
-    evaluate(run, corpus.get(), spec.data, spec.eval, "start");
-    state.texts[key] = corpus->fingerprint();
-  }
+  const bool begins = !is_started(state, static_cast<size_t>(state.stage));
+  if (begins) evaluate(run, corpus.get(), spec.data, spec.eval, "start");
+  run.check_data(data_key(static_cast<size_t>(state.stage)), stage.name, corpus->fingerprint());
   const int64_t sequences = spec.batch.tokens / spec.batch.length;
   double speed_tokens = 0, speed_seconds = 0;
   while (state.step < stage.steps) {

@@ -14,9 +14,23 @@ struct ResumePoint {
   bool branch = false;  // weights and counters from elsewhere, metrics start anew
   CheckpointInfo info;
   std::vector<std::string> notes;  // damaged checkpoints that were passed over
-  // Steps by stage that percentages in precision rules refer to; empty: the recipe's own.
+  // Steps by stage that percentages in precision rules refer to; beyond its end: the recipe's own.
   std::vector<int64_t> span_steps;
 };
+
+// Names of what the loops note in RunState::texts, by stage.
+std::string span_steps_key(size_t stage);  // steps that percentages refer to
+std::string data_key(size_t stage);        // fingerprint of the data
+std::string task_key(size_t stage);        // hash of the held-out problems
+// Whether a stage has made its first evaluation.
+bool is_started(const RunState& state, size_t stage);
+
+// The recorded steps of the stages that have begun: what ResumePoint::span_steps holds.
+std::vector<int64_t> recorded_span_steps(const RunState& state);
+
+// The recipe as checkpoints keep it: without where and how it runs (run.dir, resume, device, threads), so
+// that equal runs in two folders or on two machines leave equal bytes.
+std::string recorded_recipe(const std::string& recipe_yaml);
 
 // By run.resume and run.branch_from. Throws NoCheckpointError, BadDataError, RecipeError.
 ResumePoint find_resume(const RunSpec& run);

@@ -176,6 +176,7 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
     }
   }
   std::vector<Completion> completions = generate(run.model, run.pass_for_sampling(), requests, options);
+  run.begin_counting();
   for (size_t i = 0; i < completions.size(); ++i) {
     Completion& c = completions[i];
     std::vector<int32_t> tokens = c.tokens;
@@ -257,6 +258,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     for (int64_t i : list)
       normaliser.tokens += static_cast<double>(r.completions[static_cast<size_t>(i)].size());
     normaliser.sequences = static_cast<double>(list.size());
+    run.begin_counting();
     run.model.zero_gradients();
     for (const ScoredBatch& m : micro_batches(r, list, spec.objective.micro_tokens)) {
       train_micro_batch(run, spec, m, normaliser);
@@ -266,6 +268,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     const StepReport report = run.optimizer.step(
         spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), run.model.take_nonfinite());
     run.judge(report, spec.on_nonfinite, spec.max_skips);
+    run.add_operand_stats();
     run.add("updates", 1);
     run.add("grad_norm", report.gradient_norm);
     run.add("applied", report.applied);
@@ -277,7 +280,6 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
 
 void begin_step(Run& run, const RlSpec& spec, const Task& task) {
   Rollout rollout = sample_rollout(run, spec, task);
-  run.model.take_router_sums();  // of scoring: not part of the training load
   run.add_operand_stats();
   run.state.rollout = std::move(rollout);
   double& least = run.state.counters["logprob_equal_fraction_min"];
@@ -331,6 +333,26 @@ void print_step(Run& run, const Rollout& r, double seconds, double seconds_a_ste
   run.console.line(line);
 }
 
+// The data of the pretraining before: its held-out text keeps being measured.
+struct TextBefore {
+  std::unique_ptr<Corpus> corpus;
+  std::vector<DataSourceSpec> sources;
+};
+
+TextBefore text_before(Run& run) {
+  TextBefore text;
+  for (auto i = static_cast<size_t>(run.state.stage); i-- > 0;) {
+    const StagePlan& stage = run.plan.stages[i];
+    if (stage.is_rl) continue;
+    const auto& spec = std::get<PretrainSpec>(stage.spec);
+    text.corpus = make_corpus(spec.data, spec.batch.length, run.plan.run.seed, *run.tokenizer);
+    text.sources = spec.data;
+    run.check_data(data_key(i), stage.name, text.corpus->fingerprint());
+    break;
+  }
+  return text;
+}
+
 }  // namespace
 
 void run_rl(Run& run) {
@@ -338,17 +360,11 @@ void run_rl(Run& run) {
   const auto& spec = std::get<RlSpec>(stage.spec);
   RunState& state = run.state;
   const std::unique_ptr<Task> task = make_task(spec.task);
-  const PretrainSpec* before = nullptr;  // held-out text keeps being measured in RL
-  for (int64_t i = 0; i < state.stage; ++i) {
-    before = std::get_if<PretrainSpec>(&run.plan.stages[static_cast<size_t>(i)].spec);
-  }
-  std::unique_ptr<Corpus> corpus;
-  if (before) corpus = make_corpus(before->data, before->batch.length, run.plan.run.seed, *run.tokenizer);
-  const std::vector<DataSourceSpec> sources = before ? before->data : std::vector<DataSourceSpec>{};
-  const std::string key = "task." + std::to_string(state.stage);
+  const TextBefore text = text_before(run);
+  const std::string key = task_key(static_cast<size_t>(state.stage));
   if (state.texts.count(key) == 0) {
     keep_reference(run);
-    evaluate(run, corpus.get(), sources, spec.eval, "start");
+    evaluate(run, text.corpus.get(), text.sources, spec.eval, "start");
     state.texts[key] = task->held_out_hash();
   }
   const int64_t total_updates = stage.steps * stage.updates_per_step;
@@ -372,11 +388,11 @@ void run_rl(Run& run) {
     end_step(run, spec);
     const bool last = state.step == stage.steps;
     if (spec.eval.every > 0 && state.step % spec.eval.every == 0 && !last) {
-      evaluate(run, corpus.get(), sources, spec.eval, "");
+      evaluate(run, text.corpus.get(), text.sources, spec.eval, "");
     }
     if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);
   }
-  evaluate(run, corpus.get(), sources, spec.eval, "end");
+  evaluate(run, text.corpus.get(), text.sources, spec.eval, "end");
 }
 
 }  // namespace fp4t

@@ -1,4 +1,6 @@
 // The walk over the stages, and what stands at the end of a run.
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "engine/stage/context.h"
@@ -49,6 +51,15 @@ nlohmann::ordered_json summary_json(const Run& run) {
   return j;
 }
 
+// Whether summary.json and report.html are those of the last checkpoint; not so when a process ended between
+// the two.
+bool is_summarised(const Run& run) {
+  std::ifstream file(run.plan.run.dir + "/summary.json");
+  const auto summary = nlohmann::json::parse(file, nullptr, false);
+  return summary.is_object() && std::filesystem::exists(run.plan.run.dir + "/report.html") &&
+         summary.value("content_hash", "") == read_checkpoint_info(run.last_checkpoint(), false).content_hash;
+}
+
 void finish(Run& run) {
   const auto summary = summary_json(run);
   write_text_file(run.plan.run.dir + "/summary.json", summary.dump(2) + "\n");
@@ -81,9 +92,14 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
   Run run(queue, comm, plan, options, resume);
   write_plan(plan);
   run.console.line(describe(plan));
+  const auto& checkpoint =
+      std::visit([](const auto& s) -> const CheckpointSpec& { return s.checkpoint; }, run.stage().spec);
+  const std::string space = run.store.space_warning(plan.memory.checkpoint_bytes, checkpoint.keep);
+  if (!space.empty()) run.console.warn(space);
   for (const std::string& kernel : run.model.kernels_used()) run.console.line("kernel " + kernel);
   RunState& state = run.state;
   const auto count = static_cast<int64_t>(plan.stages.size());
+  bool moved = false;
   while (state.stage < count) {
     const StagePlan& stage = run.stage();
     run.console.line(detail::concat("stage ", state.stage + 1, " of ", count, ": ", stage.name));
@@ -100,6 +116,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
         run_pretrain(run);
       }
       done = std::to_string(stage.steps);
+      moved = true;
     }
     if (state.stage + 1 == count) {
       // The last state stays that of the finished stage: a longer recipe continues it.
@@ -110,6 +127,10 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
     state.step = 0;
     state.counters["stage_samples"] = 0;
     run.save(false);
+  }
+  if (!moved && is_summarised(run)) {
+    run.console.line("already done; " + plan.run.dir + "/summary.json stands");
+    return;
   }
   finish(run);
 }

@@ -3,7 +3,8 @@
 
 namespace fp4t {
 
-// Installs the handlers; a second SIGINT ends the process at once.
+// Installs the handlers; a second SIGINT ends the process at once. A file size limit (SIGXFSZ) is left to
+// show as an error of write(), like a full disk.
 void install_stop_handlers();
 // Number of the signal that asked to stop, 0 when none did.
 int stop_requested();

@@ -1,0 +1,159 @@
+// Stop or kill a run anywhere; the same command again ends where the uninterrupted run ended, byte for byte.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <random>
+
+#include "tests/support/runs.h"
+
+namespace fp4t::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The uninterrupted run that all others are compared with.
+class Resume : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    reference_ = new ScratchFolder;
+    write_inputs(reference_->path(), kTinyRecipe);
+    train(reference_->path());
+  }
+  static void TearDownTestSuite() { delete reference_; }
+
+  void SetUp() override {
+    seed_ = std::random_device{}();
+    random_.seed(seed_);
+    std::printf("random seed %u\n", seed_);
+    write_inputs(folder_.path(), kTinyRecipe);
+  }
+
+  double draw(double limit) { return std::uniform_real_distribution<double>(0, limit)(random_); }
+  int64_t draw_step(int64_t steps) { return std::uniform_int_distribution<int64_t>(0, steps - 1)(random_); }
+
+  // Lets a run come to `steps` finished steps of a stage and a random moment further.
+  void wait_for_step(const std::string& stage, int64_t steps) {
+    const std::string begun = stage == "rl" ? "stage 2 of 2" : "stage 1 of 2";
+    ASSERT_TRUE(wait_until([&] {
+      return steps > 0 ? count_steps(run_, stage) >= steps
+                       : read_text(run_ + "/log.txt").find(begun) != std::string::npos;
+    }));
+    sleep_seconds(draw(0.05));
+  }
+
+  void expect_equal_to_uninterrupted() { expect_same_outcome(run_, *reference_ / "run"); }
+
+  // Starts a run, kills it at a random instant of a stage, starts it again and compares.
+  void kill_in(const std::string& stage, int64_t steps) {
+    Process first(folder_.path(), train_args());
+    const int64_t step = draw_step(steps);
+    wait_for_step(stage, step);
+    first.signal(SIGKILL);
+    EXPECT_TRUE(first.wait().killed());
+    const std::string latest = latest_checkpoint_of(run_);
+    std::printf("killed in %s after %ld steps; newest checkpoint '%s'\n", stage.c_str(),
+                static_cast<long>(step), latest.c_str());
+    const Exit second = train(folder_.path());
+    EXPECT_EQ(second.output.find("resuming from ") != std::string::npos, !latest.empty());
+    expect_equal_to_uninterrupted();
+  }
+
+  // Kills a run when its newest checkpoint has a wanted name, starts it again and compares.
+  Exit kill_behind(const std::function<bool(const std::string&)>& wanted) {
+    Process first(folder_.path(), train_args());
+    EXPECT_TRUE(wait_until([&] {
+      const std::string latest = latest_checkpoint_of(run_);
+      return !latest.empty() && wanted(fs::path(latest).filename().string());
+    }));
+    first.signal(SIGKILL);
+    EXPECT_TRUE(first.wait().killed());
+    EXPECT_TRUE(wanted(fs::path(latest_checkpoint_of(run_)).filename().string())) << "missed the moment";
+    const Exit second = train(folder_.path());
+    expect_equal_to_uninterrupted();
+    return second;
+  }
+
+  static ScratchFolder* reference_;
+  ScratchFolder folder_;
+  std::string run_ = folder_ / "run";
+  unsigned seed_ = 0;
+  std::mt19937 random_;
+};
+ScratchFolder* Resume::reference_ = nullptr;
+
+TEST_F(Resume, killed_in_pretraining_it_ends_as_if_nothing_happened) { kill_in("pretrain", 16); }
+
+TEST_F(Resume, killed_in_rl_it_ends_as_if_nothing_happened) { kill_in("rl", 13); }
+
+TEST_F(Resume, killed_between_two_updates_of_a_rollout_it_goes_on_with_that_rollout) {
+  // step_<stage>_<step>_<update>: the update is not zero inside a rollout.
+  const Exit second = kill_behind([](const std::string& name) {
+    return name.rfind("step_1_", 0) == 0 && name.substr(name.size() - 2) != "_0";
+  });
+  EXPECT_NE(second.output.find(", update "), std::string::npos) << second.output;
+}
+
+TEST_F(Resume, monitors_do_not_remember_an_evaluation_that_a_resumed_run_has_not_made) {
+  kill_behind([](const std::string& name) { return name == "step_0_10_0"; });
+  fs::remove_all(run_);
+  kill_behind([](const std::string& name) { return name == "step_1_10_0"; });
+}
+
+TEST_F(Resume, every_stop_signal_saves_exits_75_and_the_same_command_goes_on) {
+  const struct {
+    int number;
+    const char* stage;
+    int64_t steps;
+  } stops[] = {{SIGTERM, "pretrain", 2}, {SIGINT, "pretrain", 7}, {SIGUSR1, "rl", 2}, {SIGUSR2, "rl", 8}};
+  for (const auto& stop : stops) {
+    Process process(folder_.path(), train_args());
+    wait_for_step(stop.stage, stop.steps);
+    process.signal(stop.number);
+    const Exit exit = process.wait();
+    EXPECT_EQ(exit.code, 75) << exit.errors << exit.output;
+    const std::string expected =
+        "fp4train: stopped by signal " + std::to_string(stop.number) + "; saved run/checkpoints/step_";
+    EXPECT_EQ(exit.errors.rfind(expected, 0), 0u) << exit.errors;
+    const Exit inspect = run_binary(folder_.path(), {"inspect", "run", "--verify"});
+    EXPECT_EQ(inspect.code, 0) << inspect.errors;
+    for (const auto& entry : fs::directory_iterator(run_ + "/checkpoints")) {
+      EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << "left behind: " << entry.path();
+    }
+  }
+  train(folder_.path());
+  expect_equal_to_uninterrupted();
+}
+
+TEST_F(Resume, two_runs_from_scratch_are_equal_with_other_threads_and_another_folder) {
+  train(folder_.path(), {"--set", "run.threads=1", "--set", "run.dir=elsewhere"});
+  expect_same_outcome(folder_ / "elsewhere", *reference_ / "run");
+}
+
+TEST_F(Resume, recomputing_activations_changes_no_figure_and_no_tensor) {
+  train(folder_.path(), {"--set", "parallel.recompute=none"});
+  EXPECT_EQ(read_text(run_ + "/metrics.jsonl"), read_text(*reference_ / "run/metrics.jsonl"));
+  EXPECT_EQ(summary_of(run_).at("content_hash"), summary_of(*reference_ / "run").at("content_hash"));
+}
+
+TEST_F(Resume, a_finished_run_is_left_alone) {
+  const auto contents = [] {
+    auto files = all_bytes_of(*reference_ / "run");
+    files.erase(*reference_ / "run/log.txt");
+    files.erase(*reference_ / "run/lock");
+    return files;
+  };
+  const auto before = contents();
+  const Exit again = train(reference_->path());
+  EXPECT_NE(again.output.find("already done"), std::string::npos) << again.output;
+  const auto after = contents();
+  EXPECT_EQ(before.size(), after.size());
+  for (const auto& [path, bytes] : before) {
+    ASSERT_EQ(after.count(path), 1u) << path;
+    EXPECT_TRUE(after.at(path) == bytes) << path << " changed";
+  }
+}
+
+}  // namespace
+}  // namespace fp4t::test
