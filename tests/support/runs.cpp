@@ -168,6 +168,21 @@ std::map<std::string, std::string> all_bytes_of(const std::string& folder) {
   return files;
 }
 
+std::map<std::string, std::string> tensor_hashes_of(const std::string& checkpoint,
+                                                    const std::string& prefix) {
+  const ScratchFolder scratch;
+  const Exit exit = run_binary(scratch.path(), {"inspect", checkpoint, "--verify"});
+  EXPECT_EQ(exit.code, 0) << exit.errors;
+  std::map<std::string, std::string> hashes;
+  std::istringstream lines(exit.output);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name, type, hash;
+    if (words >> name >> type >> hash && name.rfind(prefix, 0) == 0 && hash.size() == 16) hashes[name] = hash;
+  }
+  return hashes;
+}
+
 namespace {
 
 // The first line that differs, for a message that can be read.

@@ -47,6 +47,9 @@ std::map<std::string, std::string> stored_bytes_of(const std::string& folder);
 // Every file below a folder, by path.
 std::map<std::string, std::string> all_bytes_of(const std::string& folder);
 
+// Hashes by tensor name, of names that begin with `prefix`, as `fp4train inspect --verify` prints them.
+std::map<std::string, std::string> tensor_hashes_of(const std::string& checkpoint, const std::string& prefix);
+
 // metrics.jsonl and every stored byte of the last checkpoint are equal.
 void expect_same_outcome(const std::string& run_dir, const std::string& other_run_dir);
 
