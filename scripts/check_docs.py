@@ -3,7 +3,7 @@
 
 Every folder that holds sources, recipes, scripts or tests has a README.md; relative links lead to files; code in fenced blocks
 and in backticks names sources, scripts, recipes, CMake presets and fp4train commands that exist. `name.cpp` must be a file of the
-repository, `name.*` files of the page's folder. Exits with 1 and lists every violation otherwise.
+repository, `name.*` at the head of a table's row files of the page's folder. Exits with 1 and lists every violation otherwise.
 """
 import json
 import pathlib
@@ -21,6 +21,7 @@ PATH = re.compile(
     r"(?<![\w/.<-])((?:app|configs|data|engine|kernels|scripts|tests|\.ci)/[\w./-]*\w\.(?:h|cpp|inc|yaml|md|py|sh|jsonl))\b")
 FILE = re.compile(r"^\w+\.(?:h|cpp|inc|py|sh|yaml)$")
 STEM = re.compile(r"^(\w+)\.(?:\*|\{h,cpp\})$")
+ROW = re.compile(r"^\|([^|]*)\|", re.M)
 WRITTEN_BY_RUNS = {"recipe.yaml"}
 SCRIPT = re.compile(r"(?:^|\s|\./)((?:scripts|\.ci)/[\w./-]+)")
 COMMAND = re.compile(r"(?:^|[\s/])fp4train ([a-z][a-z-]+)\b")
@@ -58,11 +59,13 @@ def check_page(page, known_commands, known_presets):
     spans = CODE.findall(FENCE.sub("", text))
     names = {pathlib.PurePath(p).name for p in tracked()}
     for code in spans:
-        stem = STEM.match(code)
         if FILE.match(code) and code not in names | WRITTEN_BY_RUNS:
             yield f"{page}: names {code}, which is no file of the repository"
-        if stem and not list(here.glob(stem[1] + ".*")):
-            yield f"{page}: names {code}, and {here.relative_to(ROOT)} holds none"
+    for head in ROW.findall(text):
+        for code in CODE.findall(head):
+            stem = STEM.match(code)
+            if stem and not list(here.glob(stem[1] + ".*")):
+                yield f"{page}: names {code}, and its folder holds none"
     for code in blocks + spans:
         for path in PATH.findall(code):
             if not (ROOT / path).exists():
