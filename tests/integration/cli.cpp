@@ -1,0 +1,479 @@
+// The commands from the outside: what they print, their exit codes, and that bad input gets an answer.
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <random>
+#include <regex>
+#include <sstream>
+
+#include "tests/support/runs.h"
+
+namespace fp4t::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kStages = R"(stages:
+  - pretrain:
+      steps: 4
+      batch: {tokens: 64, micro_sequences: 2, length: 32}
+      data: [{name: words, kind: text, paths: text, separator: "%", held_out: {fraction: 0.1, seed: 7}}]
+      eval: {tokens: 64}
+      checkpoint: {every: 2}
+  - rl:
+      steps: 2
+      task: {kind: sums, low: 0, high: 4}
+      sampling: {prompts: 2, samples: 2, max_tokens: 3}
+      objective: {drop_zero_advantage: false}
+      eval: {tokens: 64}
+)";
+const std::string kRecipe = std::string(kTinyModel) + kStages;
+
+// A folder with a finished run, shared by the tests that only look, and one of the test's own.
+class Cli : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    done_ = new ScratchFolder;
+    write_inputs(done_->path(), kRecipe);
+    train(done_->path());
+  }
+  static void TearDownTestSuite() {
+    delete done_;
+    done_ = nullptr;
+  }
+  void SetUp() override { write_inputs(folder_.path(), kRecipe); }
+
+  Exit run(const std::vector<std::string>& args) { return run_binary(folder_.path(), args); }
+  Exit look(const std::vector<std::string>& args) { return run_binary(done_->path(), args); }
+  Exit validate(const std::string& text) {
+    write_text(folder_ / "recipe.yaml", text);
+    return run({"validate", "--config", "recipe.yaml"});
+  }
+  // A copy of the finished run to go on with.
+  void copy_done() {
+    fs::copy(*done_ / "run", run_, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  }
+  Exit go_on(const std::vector<std::string>& more) { return run_binary(folder_.path(), train_args(more)); }
+
+  inline static ScratchFolder* done_ = nullptr;
+  ScratchFolder folder_;
+  std::string run_ = folder_ / "run";
+};
+
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of('\n');
+  const size_t begin = text.rfind('\n', end);
+  return text.substr(begin == std::string::npos ? 0 : begin + 1, end - begin);
+}
+
+#define EXPECT_ANSWER(exit, expected_code, words)                                                  \
+  do {                                                                                             \
+    const Exit& e = (exit);                                                                        \
+    EXPECT_EQ(e.code, expected_code) << e.errors << e.output;                                      \
+    EXPECT_NE((e.errors + e.output).find(words), std::string::npos) << "no '" << words << "' in\n" \
+                                                                    << e.errors << e.output;       \
+  } while (false)
+
+// Commands -------------------------------------------------------------------------------------------
+
+TEST_F(Cli, version_and_help_exit_0) {
+  EXPECT_TRUE(std::regex_match(run({"--version"}).output, std::regex("fp4train [0-9]+\\.[0-9]+\\.[0-9]+\n")));
+  const Exit help = run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* word : {"validate", "print-config", "plan", "schema", "inspect", "generate", "selfcheck",
+                           "report", "--set", "--dry-run", "--accept-changes"}) {
+    EXPECT_NE(help.output.find(word), std::string::npos) << word;
+  }
+}
+
+TEST_F(Cli, a_wrong_command_line_exits_2_and_says_where_help_is) {
+  EXPECT_ANSWER(run({}), 2, "--help");
+  EXPECT_ANSWER(run({"trian"}), 2, "trian");
+  EXPECT_ANSWER(run({"--config"}), 2, "--config");
+  EXPECT_ANSWER(run({"validate"}), 2, "--config");
+  EXPECT_ANSWER(run({"inspect"}), 2, "dir");
+  EXPECT_ANSWER(run({"generate", "--checkpoint", "run"}), 2, "--prompt");
+  EXPECT_ANSWER(run({"generate", "--checkpoint", "run", "--prompt", "a", "--samples", "0"}), 2, "--samples");
+  EXPECT_ANSWER(run({"generate", "--checkpoint", "run", "--prompt", "a", "--seed", "-1"}), 2, "--seed");
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", "run.seed"}), 2, "run.seed");
+}
+
+TEST_F(Cli, validate_accepts_and_computes_nothing) {
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml"}), 0, "recipe.yaml: valid");
+  EXPECT_FALSE(fs::exists(run_));
+}
+
+TEST_F(Cli, print_config_feeds_back) {
+  const std::string printed = run({"print-config", "--config", "recipe.yaml"}).output;
+  write_text(folder_ / "printed.yaml", printed);
+  EXPECT_EQ(run({"print-config", "--config", "printed.yaml"}).output, printed);
+  EXPECT_EQ(run({"plan", "--config", "printed.yaml"}).output,
+            run({"plan", "--config", "recipe.yaml"}).output);
+}
+
+TEST_F(Cli, print_config_of_a_preset_shows_its_rules_and_feeds_back) {
+  write_text(folder_ / "recipe.yaml", std::string(kTinyModel) + "precision: {preset: rl_nvfp4}\n" + kStages);
+  const std::string printed = run({"print-config", "--config", "recipe.yaml"}).output;
+  EXPECT_NE(printed.find("format: nvfp4"), std::string::npos) << printed;
+  write_text(folder_ / "printed.yaml", printed);
+  EXPECT_EQ(run({"print-config", "--config", "printed.yaml"}).output, printed);
+}
+
+TEST_F(Cli, set_overrides_a_key_and_wins_over_the_file) {
+  const Exit exit = run({"print-config", "--config", "recipe.yaml", "--set", "run.seed=77", "--set",
+                         "stages.0.pretrain.steps=9", "--set", "stages[1].rl.steps=8"});
+  EXPECT_NE(exit.output.find("seed: 77"), std::string::npos);
+  EXPECT_NE(exit.output.find("steps: 9"), std::string::npos);
+  EXPECT_NE(exit.output.find("steps: 8"), std::string::npos);
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", "run.sead=77"}), 2, "seed");
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", "stages.7.rl.steps=1"}), 2, "stages");
+}
+
+TEST_F(Cli, plan_and_dry_run_print_the_same_and_compute_nothing) {
+  const Exit plan = run({"plan", "--config", "recipe.yaml"});
+  EXPECT_EQ(plan.code, 0) << plan.errors;
+  const Exit dry = run({"--config", "recipe.yaml", "--dry-run"});
+  EXPECT_EQ(dry.code, 0) << dry.errors;
+  EXPECT_EQ(plan.output, dry.output);
+  for (const char* word :
+       {"pretrain.forward", "rl.sampler", "agree bit for bit", "parameters", "checkpoint"}) {
+    EXPECT_NE(plan.output.find(word), std::string::npos) << word << "\n" << plan.output;
+  }
+  EXPECT_FALSE(fs::exists(run_));
+}
+
+TEST_F(Cli, schema_is_json_and_names_the_parts_of_a_recipe) {
+  const auto schema = nlohmann::json::parse(run({"schema"}).output);
+  for (const char* part : {"run", "model", "precision", "stages"}) {
+    EXPECT_TRUE(schema.at("properties").contains(part)) << part;
+  }
+}
+
+TEST_F(Cli, inspect_ends_with_the_content_hash) {
+  const std::string hash = summary_of(*done_ / "run").at("content_hash");
+  for (const char* where : {"run", "run/checkpoints", "run/checkpoints/step_1_2_0"}) {
+    const Exit exit = look({"inspect", where, "--verify"});
+    EXPECT_EQ(exit.code, 0) << exit.errors;
+    EXPECT_EQ(last_line(exit.output), "content hash: " + hash);
+    EXPECT_NE(exit.output.find("model.layers.0."), std::string::npos);
+  }
+  EXPECT_ANSWER(look({"inspect", "nowhere"}), 66, "nowhere");
+}
+
+TEST_F(Cli, a_damaged_checkpoint_is_refused_with_file_and_tensor) {
+  copy_done();
+  const std::string file = latest_checkpoint_of(run_) + "/tensors-00001.safetensors";
+  std::string bytes = read_text(file);
+  bytes[bytes.size() - 5] = static_cast<char>(bytes[bytes.size() - 5] ^ 8);
+  write_text(file, bytes);
+  EXPECT_ANSWER(run({"inspect", "run", "--verify"}), 65, "tensors-00001.safetensors': tensor '");
+  EXPECT_ANSWER(run({"generate", "--checkpoint", "run", "--prompt", "a"}), 65, "tensor '");
+  EXPECT_ANSWER(go_on({"--set", "run.resume=run"}), 65, "tensor '");
+}
+
+TEST_F(Cli, generate_continues_a_prompt_from_run_folders_and_checkpoints) {
+  const auto text = [&](const std::string& where, const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"generate", "--checkpoint", where, "--prompt",
+                                     "the cat",  "--max-tokens", "5"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Exit exit = look(args);
+    EXPECT_EQ(exit.code, 0) << exit.errors;
+    EXPECT_EQ(exit.output.rfind("the cat", 0), 0u) << exit.output;
+    return exit.output;
+  };
+  const std::string once = text("run", {});
+  EXPECT_EQ(text("run/checkpoints/step_1_2_0", {}), once);
+  EXPECT_EQ(text("run", {"--seed", "1"}), once);
+  EXPECT_NE(text("run", {"--seed", "2"}), once);
+  EXPECT_EQ(text("run", {"--temperature", "0", "--seed", "1"}),
+            text("run", {"--temperature", "0", "--seed", "2"}));
+  const std::string three = text("run", {"--samples", "3"});
+  EXPECT_EQ(three.rfind(once, 0), 0u) << "the first of three is the one alone";
+}
+
+TEST_F(Cli, generate_refuses_what_it_cannot_do) {
+  EXPECT_ANSWER(look({"generate", "--checkpoint", "run", "--prompt", "a", "--max-tokens", "32"}), 2,
+                "model.max_positions 32");
+  EXPECT_ANSWER(look({"generate", "--checkpoint", "run", "--prompt", ""}), 2, "--prompt");
+  EXPECT_ANSWER(look({"generate", "--checkpoint", "nowhere", "--prompt", "a"}), 66, "nowhere");
+}
+
+TEST_F(Cli, generate_needs_no_rule_about_how_the_run_was_kept) {
+  const std::vector<std::string> once = {"--set", "run.resume=never", "--set",
+                                         "stages.0.pretrain.checkpoint.keep=1"};
+  train(folder_.path(), once);
+  EXPECT_ANSWER(run({"generate", "--checkpoint", "run", "--prompt", "a", "--max-tokens", "2"}), 0, "a");
+}
+
+TEST_F(Cli, selfcheck_counts_equal_cases_and_fails_on_others) {
+  const std::string golden = std::string(std::getenv("FP4T_TEST_SOURCE")) + "/tests/golden/quantise.jsonl";
+  const Exit good = run({"selfcheck", "--golden", golden});
+  EXPECT_EQ(good.code, 0);
+  EXPECT_EQ(good.output, "260 cases, 260 equal\n");
+
+  std::string text = read_text(golden);
+  const size_t at = text.find("\"codes\":\"") + 9;
+  ASSERT_LT(at, text.size());
+  ASSERT_GT(at, size_t{9});
+  text[at] = text[at] == '0' ? '1' : '0';
+  write_text(folder_ / "changed.jsonl", text);
+  EXPECT_ANSWER(run({"selfcheck", "--golden", "changed.jsonl"}), 1, "260 cases, 259 equal");
+  write_text(folder_ / "cut.jsonl", text.substr(0, text.size() / 2));
+  EXPECT_ANSWER(run({"selfcheck", "--golden", "cut.jsonl"}), 65, "cut.jsonl:");
+  EXPECT_ANSWER(run({"selfcheck", "--golden", "nowhere.jsonl"}), 66, "nowhere.jsonl");
+}
+
+TEST_F(Cli, report_is_drawn_again) {
+  copy_done();
+  const std::string before = read_text(run_ + "/report.html");
+  fs::remove(run_ + "/report.html");
+  EXPECT_ANSWER(run({"report", "run"}), 0, "run/report.html");
+  EXPECT_EQ(read_text(run_ + "/report.html"), before);
+  EXPECT_ANSWER(run({"report", "nowhere"}), 66, "nowhere");
+}
+
+// Bad input ------------------------------------------------------------------------------------------
+
+TEST_F(Cli, missing_inputs_exit_66) {
+  EXPECT_ANSWER(run({"--config", "nowhere.yaml"}), 66, "nowhere.yaml");
+  EXPECT_ANSWER(run({"validate", "--config", "nowhere.yaml"}), 66, "nowhere.yaml");
+  EXPECT_ANSWER(go_on({"--set", "stages.0.pretrain.data.0.paths=nothing/*.txt"}), 66, "nothing/*.txt");
+  EXPECT_ANSWER(go_on({"--set", "run.resume=nowhere"}), 66, "nowhere");
+  EXPECT_ANSWER(go_on({"--set", "run.branch_from=nowhere"}), 66, "nowhere");
+}
+
+TEST_F(Cli, bad_data_exits_65_and_names_the_file) {
+  write_text(folder_ / "text/words.txt", std::string("a\0b\n", 4));
+  EXPECT_ANSWER(go_on({}), 65, "text/words.txt");
+  write_text(folder_ / "text/words.txt", "");
+  EXPECT_ANSWER(go_on({}), 65, "words");
+  write_text(folder_ / "text/words.txt", "{\"text\": \"good\"}\n{\"text\": 3}\n");
+  const std::string source = "stages.0.pretrain.data=[{name: j, kind: jsonl, paths: text}]";
+  EXPECT_ANSWER(go_on({"--set", source}), 65, "text/words.txt:2: no text under the key 'text'");
+  write_text(folder_ / "text/words.txt", "{\"text\": \"good\"}\n{\"text\": \n");
+  EXPECT_ANSWER(go_on({"--set", source}), 65, "text/words.txt:2: ");
+}
+
+TEST_F(Cli, a_run_folder_that_cannot_be_made_exits_73) {
+  EXPECT_ANSWER(go_on({"--set", "run.dir=text/words.txt/run"}), 73, "text/words.txt/run");
+}
+
+TEST_F(Cli, errors_of_a_recipe_come_all_at_once_with_their_places) {
+  const Exit exit = validate(
+      "run: {name: tiny, sead: 1}\n"
+      "model: {layers: two, hidden: 32, heads: 2, kv_heads: 1, head_dim: 32, mlp_hidden: 64, heads: 4}\n" +
+      kStages);
+  EXPECT_EQ(exit.code, 2);
+  EXPECT_EQ(exit.output, "");
+  std::istringstream lines(exit.errors);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    EXPECT_TRUE(std::regex_search(line, std::regex("^(fp4train: )?recipe\\.yaml:[0-9]+:[0-9]+: "))) << line;
+  }
+  EXPECT_GE(count, 3) << exit.errors;
+  for (const char* part : {"run.sead", "seed", "model.layers", "two", "duplicate key heads", "recipe.yaml:2:"}) {
+    EXPECT_NE(exit.errors.find(part), std::string::npos) << part << " in\n" << exit.errors;
+  }
+}
+
+// Whatever stands in the file, the answer is "valid" or messages and exit code 2.
+void expect_an_answer(const Exit& exit, const std::string& input) {
+  const bool valid = exit.code == 0 && exit.errors.empty();
+  const bool refused = exit.code == 2 && exit.errors.rfind("fp4train: recipe.yaml", 0) == 0;
+  EXPECT_TRUE(valid || refused) << "exit code " << exit.code << "\n" << exit.errors << "\nfor\n" << input;
+}
+
+TEST_F(Cli, hostile_recipes_get_an_answer) {
+  const std::string deep(5000, '[');
+  for (const std::string& text : {std::string(),
+                                  std::string("\n\n"),
+                                  std::string("null"),
+                                  std::string("[]"),
+                                  std::string("- a\n- b\n"),
+                                  std::string("just words"),
+                                  std::string("{"),
+                                  std::string("a: b: c"),
+                                  std::string("\t\tx: 1\n"),
+                                  std::string("a: &x [*x]\n"),
+                                  std::string("a: *nowhere\n"),
+                                  std::string("<<: {a: 1}\n"),
+                                  std::string("--- \na: 1\n--- \nb: 2\n"),
+                                  std::string("\xff\xfe\x00z", 4),
+                                  std::string("run: 1\n"),
+                                  std::string("model: [1, 2]\nstages: {}\n"),
+                                  std::string("stages: [pretrain, rl]\n"),
+                                  deep,
+                                  std::string("? [a]\n: b\n"),
+                                  std::string("run: {seed: 99999999999999999999999}\n"),
+                                  std::string("run: {seed: -1}\n"),
+                                  std::string("!!binary x: y\n"),
+                                  std::string(70000, 'a'),
+                                  std::string("a: \"unfinished\n"),
+                                  std::string("%YAML 9.9\n---\na: 1\n")}) {
+    const Exit exit = validate(text);
+    EXPECT_EQ(exit.code, 2) << text.substr(0, 100);
+    expect_an_answer(exit, text.substr(0, 100));
+  }
+}
+
+TEST_F(Cli, randomly_changed_recipes_get_an_answer) {
+  const unsigned seed = std::random_device{}();
+  std::printf("random seed %u\n", seed);
+  std::mt19937 random(seed);
+  const auto draw = [&](size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random); };
+  static const char* const kPieces[] = {"0",  "-1", "1e99", ".nan", "[",  "]",    "{",     "}", ":",   ",",
+                                        "\n", " ",  "\"",   "*",    "&a", "true", "nvfp4", "%", "100", "#"};
+  for (int round = 0; round < 150; ++round) {
+    std::string text = kTinyRecipe;
+    for (size_t changes = 1 + draw(3); changes > 0; --changes) {
+      const size_t at = draw(text.size());
+      const std::string piece = kPieces[draw(std::size(kPieces))];
+      switch (draw(3)) {
+        case 0:
+          text.insert(at, piece);
+          break;
+        case 1:
+          text.replace(at, 1 + draw(6), piece);
+          break;
+        default:
+          text.erase(at, 1 + draw(40));
+      }
+    }
+    expect_an_answer(validate(text), text);
+    if (HasFailure()) break;
+  }
+}
+
+// A run folder -----------------------------------------------------------------------------------------
+
+TEST_F(Cli, a_change_of_identity_is_refused_even_when_changes_are_accepted) {
+  copy_done();
+  for (const auto& more : {std::vector<std::string>{"--set", "run.seed=99"},
+                           {"--set", "run.seed=99", "--accept-changes"},
+                           {"--set", "model.moe.experts=8", "--accept-changes"}}) {
+    const Exit exit = go_on(more);
+    EXPECT_ANSWER(exit, 2, more[1].substr(0, more[1].find('=')));
+  }
+  EXPECT_ANSWER(go_on({"--set", "run.seed=99"}), 2, "run.seed: 3 -> 99");
+}
+
+TEST_F(Cli, a_change_of_course_is_refused_unless_accepted_and_then_stands_in_the_lineage) {
+  copy_done();
+  const std::vector<std::string> longer = {"--set", "stages.1.rl.steps=4", "--set",
+                                           "stages.1.rl.optimizer.learning_rate=0.5"};
+  const Exit refused = go_on(longer);
+  EXPECT_ANSWER(refused, 2, "stages[1].rl.steps: 2 -> 4");
+  EXPECT_ANSWER(refused, 2, "stages[1].rl.optimizer.learning_rate: 0.001 -> 0.5");
+  EXPECT_ANSWER(refused, 2, "--accept-changes");
+  EXPECT_EQ(count_steps(run_, "rl"), 2);
+  std::vector<std::string> accepted = longer;
+  accepted.push_back("--accept-changes");
+  train(folder_.path(), accepted);
+  EXPECT_EQ(count_steps(run_, "rl"), 4);
+  const std::string text = run({"inspect", "run"}).output;
+  EXPECT_NE(text.find("stage 1 step 2: stages[1].rl.steps: 2 -> 4"), std::string::npos) << text;
+  // Once accepted it is the run's recipe.
+  EXPECT_ANSWER(go_on(longer), 0, "already done");
+}
+
+TEST_F(Cli, changes_of_output_and_layout_are_free) {
+  copy_done();
+  EXPECT_ANSWER(go_on({"--set", "run.name=other", "--set", "run.dir=run", "--set", "run.threads=1", "--set",
+                       "stages.0.pretrain.batch.micro_sequences=1", "--set", "parallel.recompute=block",
+                       "--set", "stages.1.rl.eval.every=1", "--set", "stages.1.rl.checkpoint.keep=5"}),
+                0, "already done");
+}
+
+TEST_F(Cli, data_that_changed_under_a_run_is_noticed) {
+  Process process(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=400"}));
+  ASSERT_TRUE(wait_until([&] { return !latest_checkpoint_of(run_).empty(); }));
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait().code, 75);
+  write_text(folder_ / "text/words.txt", read_text(folder_ / "text/words.txt") + "one more\n");
+  const std::vector<std::string> same = {"--set", "stages.0.pretrain.steps=400"};
+  EXPECT_ANSWER(go_on(same), 65, "the data of stage 'pretrain' is not what the checkpoint was made with");
+  const int64_t step = count_steps(run_, "pretrain");
+  const std::vector<std::string> accepted = {"--set", "stages.0.pretrain.steps=" + std::to_string(step + 1),
+                                             "--accept-changes"};
+  train(folder_.path(), accepted);
+  const std::string text = run({"inspect", "run"}).output;
+  EXPECT_NE(text.find("data of stage 'pretrain'"), std::string::npos) << text;
+}
+
+TEST_F(Cli, a_branch_starts_a_run_folder_of_its_own_from_weights_and_counters) {
+  copy_done();
+  const auto before = all_bytes_of(run_);
+  const std::vector<std::string> branch = {"--set", "run.dir=branch",
+                                           "--set", "run.branch_from=run/checkpoints/step_1_0_0",
+                                           "--set", "stages.1.rl.optimizer.learning_rate=0.01"};
+  ASSERT_TRUE(fs::exists(run_ + "/checkpoints/step_1_0_0"));
+  const Exit exit = train(folder_.path(), branch);
+  EXPECT_NE(exit.output.find("branching from run/checkpoints/step_1_0_0: stage 1, step 0"),
+            std::string::npos);
+  EXPECT_EQ(all_bytes_of(run_), before) << "the origin changed";
+  EXPECT_EQ(count_steps(folder_ / "branch", "pretrain"), 0);
+  EXPECT_EQ(count_steps(folder_ / "branch", "rl"), 2);
+  const std::string text = run({"inspect", "branch"}).output;
+  EXPECT_NE(text.find("branched from a checkpoint of content "), std::string::npos) << text;
+  EXPECT_NE(text.find("stages[1].rl.optimizer.learning_rate: 0.001 -> 0.01"), std::string::npos) << text;
+  EXPECT_ANSWER(go_on(branch), 0, "already done");
+  // In a folder that has a course of its own, branching would drop it.
+  EXPECT_ANSWER(go_on({"--set", "run.branch_from=branch"}), 2, "run.branch_from");
+}
+
+TEST_F(Cli, resume_never_and_resume_from_a_path_do_what_they_say) {
+  copy_done();
+  EXPECT_ANSWER(go_on({"--set", "run.resume=never"}), 2, "run.resume: never, but run holds checkpoints");
+  const std::string reference = read_text(run_ + "/metrics.jsonl");
+  const Exit again = go_on({"--set", "run.resume=run/checkpoints/step_1_0_0"});
+  EXPECT_ANSWER(again, 0, "resuming from run/checkpoints/step_1_0_0");
+  EXPECT_EQ(read_text(run_ + "/metrics.jsonl"), reference);
+  expect_same_outcome(run_, *done_ / "run");
+}
+
+TEST_F(Cli, a_second_process_on_a_run_folder_is_refused_naming_the_first) {
+  Process first(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=100000"}));
+  ASSERT_TRUE(wait_until([&] { return !latest_checkpoint_of(run_).empty(); }));
+  EXPECT_ANSWER(go_on({"--set", "stages.0.pretrain.steps=100000"}), 2,
+                "run folder 'run' is in use by process " + std::to_string(first.pid()));
+  EXPECT_TRUE(first.running());
+  first.signal(SIGKILL);
+  first.wait();
+  Process next(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=100000"}));
+  EXPECT_TRUE(wait_until([&] {
+    return read_text(run_ + "/log.txt").find("resuming from ") != std::string::npos;
+  })) << "a killed process holds no lock";
+  next.signal(SIGTERM);
+  EXPECT_EQ(next.wait().code, 75);
+}
+
+TEST_F(Cli, a_launcher_that_starts_several_copies_is_refused) {
+  const Exit exit = run_binary(folder_.path(), train_args(), {{"OMPI_COMM_WORLD_SIZE", "2"}});
+  EXPECT_ANSWER(exit, 2, "OMPI_COMM_WORLD_SIZE");
+  EXPECT_FALSE(fs::exists(run_));
+  EXPECT_EQ(
+      run_binary(folder_.path(), {"validate", "--config", "recipe.yaml"}, {{"OMPI_COMM_WORLD_SIZE", "2"}})
+          .code,
+      0);
+}
+
+TEST_F(Cli, a_longer_run_does_not_move_a_switch_given_in_percent) {
+  const std::string precision = R"(precision:
+  pretrain.forward:
+    - {module: "*", steps: 0-50%, format: mxfp8}
+    - {module: "*", format: bf16}
+)";
+  const std::string stages = kStages.substr(0, kStages.find("  - rl:"));
+  write_text(folder_ / "recipe.yaml", std::string(kTinyModel) + precision + stages);
+  train(folder_.path());
+  EXPECT_NE(read_text(run_ + "/plan.txt").find("pretrain.forward, steps 0 to 2"), std::string::npos)
+      << read_text(run_ + "/plan.txt");
+  train(folder_.path(), {"--set", "stages.0.pretrain.steps=8", "--accept-changes"});
+  EXPECT_EQ(count_steps(run_, "pretrain"), 8);
+  const std::string plan = read_text(run_ + "/plan.txt");
+  EXPECT_NE(plan.find("pretrain.forward, steps 0 to 2"), std::string::npos) << plan;
+  EXPECT_EQ(plan.find("pretrain.forward, steps 0 to 4"), std::string::npos) << plan;
+}
+
+}  // namespace
+}  // namespace fp4t::test
