@@ -49,7 +49,9 @@ class BindVisitor : public PathVisitor {
 
   void value(const Field& field, std::string& v) override {
     if (const YamlNode* node = scalar(field, allowed_texts(field))) {
-      if (field.choices.empty()) {
+      if (node->text.find('\0') != std::string::npos) {
+        wrong(field, *node, "with a NUL character");
+      } else if (field.choices.empty()) {
         v = node->text;
       } else if (std::ranges::find(field.choices, node->text) != field.choices.end()) {
         v = node->text;

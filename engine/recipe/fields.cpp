@@ -25,57 +25,76 @@ void dtype_value(FieldVisitor& v, Field field, DType& t) {
 
 void visit_rope(FieldVisitor& v, RopeSpec& s) {
   const bool scaled = s.scaling != "none";
-  v.value(identity("theta", "base of the rotary frequencies").above(0), s.theta);
+  v.value(identity("theta", "base of the rotary frequencies").at_least(1).at_most(kMostReal), s.theta);
   v.value(identity("scaling", "how the frequencies are stretched for longer contexts")
               .one_of({"none", "linear", "llama3", "yarn"}),
           s.scaling);
   v.value(identity("factor", "context extension: new length over trained length")
               .at_least(1)
+              .at_most(1e6)
               .only_if(scaled, "scaling is linear, llama3 or yarn"),
           s.factor);
   v.value(identity("low_freq_factor", "wavelengths longer than original_positions over this are divided")
               .above(0)
+              .at_most(1e6)
               .only_if(s.scaling == "llama3", "scaling is llama3"),
           s.low_freq_factor);
   v.value(identity("high_freq_factor", "wavelengths shorter than original_positions over this stay")
               .above(0)
+              .at_most(1e6)
               .only_if(s.scaling == "llama3", "scaling is llama3"),
           s.high_freq_factor);
   v.value(identity("beta_fast", "rotations over original_positions above which a frequency stays")
               .above(0)
+              .at_most(1e6)
               .only_if(s.scaling == "yarn", "scaling is yarn"),
           s.beta_fast);
   v.value(identity("beta_slow", "rotations over original_positions below which a frequency is divided")
               .above(0)
+              .at_most(1e6)
               .only_if(s.scaling == "yarn", "scaling is yarn"),
           s.beta_slow);
   v.value(identity("original_positions", "positions that the base model was trained for")
               .at_least(1)
+              .at_most(kMostWidth)
               .only_if(s.scaling == "llama3" || s.scaling == "yarn", "scaling is llama3 or yarn")
               .required(),
           s.original_positions);
 }
 
 void visit_balance(FieldVisitor& v, BalanceSpec& s) {
-  v.value(course("bias_rate", "step of the selection bias that evens out expert load; 0: off").at_least(0),
+  v.value(course("bias_rate", "step of the selection bias that evens out expert load; 0: off")
+              .at_least(0)
+              .at_most(kMostFactor),
           s.bias_rate);
-  v.value(course("aux_loss", "coefficient of the load-balance loss; 0: off").at_least(0), s.aux_loss);
-  v.value(course("z_loss", "coefficient of the router's z-loss; 0: off").at_least(0), s.z_loss);
+  v.value(course("aux_loss", "coefficient of the load-balance loss; 0: off").at_least(0).at_most(kMostFactor),
+          s.aux_loss);
+  v.value(course("z_loss", "coefficient of the router's z-loss; 0: off").at_least(0).at_most(kMostFactor),
+          s.z_loss);
 }
 
 void visit_moe(FieldVisitor& v, MoeSpec& s) {
   const bool on = s.experts > 0;
   const char* with_experts = "experts is at least 1";
-  v.value(identity("experts", "routed experts a layer; 0: every layer is dense").at_least(0), s.experts);
+  v.value(
+      identity("experts", "routed experts a layer; 0: every layer is dense").at_least(0).at_most(kMostHeads),
+      s.experts);
   v.value(identity("top_k", "experts that a token goes to").at_least(1).only_if(on, with_experts).required(),
           s.top_k);
-  v.value(identity("hidden", "FFN width of one expert").at_least(1).only_if(on, with_experts).required(),
+  v.value(identity("hidden", "FFN width of one expert")
+              .at_least(1)
+              .at_most(kMostWidth)
+              .only_if(on, with_experts)
+              .required(),
           s.hidden);
-  v.value(
-      identity("shared_experts", "experts that every token goes to").at_least(0).only_if(on, with_experts),
-      s.shared_experts);
+  v.value(identity("shared_experts", "experts that every token goes to")
+              .at_least(0)
+              .at_most(kMostHeads)
+              .only_if(on, with_experts),
+          s.shared_experts);
   v.value(identity("shared_hidden", "FFN width of one shared expert; default: hidden")
               .at_least(1)
+              .at_most(kMostWidth)
               .only_if(on, with_experts)
               .only_if(s.shared_experts > 0, "shared_experts is at least 1"),
           s.shared_hidden);
@@ -89,7 +108,11 @@ void visit_moe(FieldVisitor& v, MoeSpec& s) {
           s.router);
   v.value(identity("normalise", "divide a token's gates by their sum").only_if(on, with_experts),
           s.normalise);
-  v.value(identity("gate_scale", "factor on the gates").above(0).only_if(on, with_experts), s.gate_scale);
+  v.value(identity("gate_scale", "factor on the gates")
+              .at_least(1e-6)
+              .at_most(kMostFactor)
+              .only_if(on, with_experts),
+          s.gate_scale);
   if (v.enter(course("balance", "how expert load is evened out").only_if(on, with_experts))) {
     visit_balance(v, s.balance);
     v.leave();
@@ -99,7 +122,10 @@ void visit_moe(FieldVisitor& v, MoeSpec& s) {
 void visit_init(FieldVisitor& v, InitSpec& s) {
   const bool normal = s.kind == "normal";
   v.value(identity("kind", "weights drawn at random, or imported").one_of({"normal", "import"}), s.kind);
-  v.value(identity("std", "standard deviation of every matrix").above(0).only_if(normal, "kind is normal"),
+  v.value(identity("std", "standard deviation of every matrix")
+              .at_least(1e-9)
+              .at_most(1e3)
+              .only_if(normal, "kind is normal"),
           s.std);
   v.value(identity("scale_residual", "attn.out and every down projection by 1/sqrt(2 layers)")
               .only_if(normal, "kind is normal"),
@@ -117,7 +143,7 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
   v.value(output("dir", "run folder; default: runs/NAME"), s.dir);
   v.value(identity("seed", "seed of everything random"), s.seed);
   v.value(layout("device", "where the arithmetic runs").one_of({"auto", "cpu", "cuda"}), s.device);
-  v.value(layout("threads", "CPU threads; 0: all cores").at_least(0), s.threads);
+  v.value(layout("threads", "CPU threads; 0: all cores").at_least(0).at_most(1024), s.threads);
   v.value(layout("deterministic", "the same layout gives the same bits"), s.deterministic);
   v.value(
       output("resume", "auto: from the newest checkpoint of the run folder; never; or a checkpoint folder")
@@ -129,23 +155,32 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
 }
 
 void visit_model(FieldVisitor& v, ModelSpec& s) {
-  v.value(identity("layers", "transformer blocks").at_least(1).required(), s.layers);
-  v.value(identity("hidden", "width of the residual stream").at_least(1).required(), s.hidden);
-  v.value(identity("heads", "query heads").at_least(1).required(), s.heads);
-  v.value(identity("kv_heads", "key and value heads; divides heads").at_least(1).required(), s.kv_heads);
-  v.value(identity("head_dim", "width of one head; even").at_least(2).required(), s.head_dim);
+  v.value(identity("layers", "transformer blocks").at_least(1).at_most(kMostLayers).required(), s.layers);
+  v.value(identity("hidden", "width of the residual stream").at_least(1).at_most(kMostWidth).required(),
+          s.hidden);
+  v.value(identity("heads", "query heads").at_least(1).at_most(kMostHeads).required(), s.heads);
+  v.value(
+      identity("kv_heads", "key and value heads; divides heads").at_least(1).at_most(kMostHeads).required(),
+      s.kv_heads);
+  v.value(identity("head_dim", "width of one head; even").at_least(2).at_most(kMostHeads).required(),
+          s.head_dim);
   v.value(identity("mlp_hidden", "FFN width of dense layers")
               .at_least(1)
+              .at_most(kMostWidth)
               .only_if(s.moe.experts == 0 || s.moe.dense_layers > 0,
                        "there are dense layers (moe.experts is 0, or moe.dense_layers at least 1)")
               .required(),
           s.mlp_hidden);
-  v.value(identity("vocabulary", "rows of the embedding; 0: the tokenizer's").at_least(0), s.vocabulary);
-  v.value(identity("max_positions", "longest sequence, in tokens").at_least(1), s.max_positions);
+  v.value(identity("vocabulary", "rows of the embedding; 0: the tokenizer's").at_least(0).at_most(kMostWidth),
+          s.vocabulary);
+  v.value(identity("max_positions", "longest sequence, in tokens").at_least(1).at_most(kMostWidth),
+          s.max_positions);
   v.value(identity("qk_norm", "RMSNorm on each query and key head"), s.qk_norm);
   v.value(identity("tied_head", "the head is the embedding, transposed"), s.tied_head);
-  v.value(identity("norm_eps", "epsilon of every RMSNorm").above(0), s.norm_eps);
-  v.value(identity("swiglu_clamp", "bound on both branches of SwiGLU; 0: none").at_least(0), s.swiglu_clamp);
+  v.value(identity("norm_eps", "epsilon of every RMSNorm").at_least(1e-12).at_most(1), s.norm_eps);
+  v.value(
+      identity("swiglu_clamp", "bound on both branches of SwiGLU; 0: none").at_least(0).at_most(kMostFactor),
+      s.swiglu_clamp);
   if (v.enter(identity("rope", "rotary position embedding"))) {
     visit_rope(v, s.rope);
     v.leave();
@@ -258,7 +293,8 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
     v.leave();
   }
   if (v.enter(layout("parallel", "how the work is spread"))) {
-    v.value(layout("expert", "ranks that share the experts").at_least(1), r.parallel.expert);
+    v.value(layout("expert", "ranks that share the experts").at_least(1).at_most(kMostHeads),
+            r.parallel.expert);
     v.value(layout("zero", "ZeRO stage").at_least(1).at_most(3), r.parallel.zero);
     v.value(
         layout("recompute", "what the backward computes again instead of keeping").one_of({"none", "block"}),

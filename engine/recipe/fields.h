@@ -12,6 +12,15 @@
 
 namespace fp4t {
 
+// Upper limits. Far beyond any use, yet low enough that the products of sizes that the plan forms, and the
+// conversions to FP32 and to Philox's 32-bit words, stay in range; validate.h's checks bound the rest.
+constexpr double kMostLayers = 4096, kMostHeads = 65536, kMostWidth = 1 << 24;
+constexpr double kMostCount = 1e9;      // steps, tokens, operands of tasks
+constexpr double kMostSequences = 1e6;  // sequences of one kind
+constexpr double kMostNumbers = 8;      // of a countdown problem
+constexpr double kMostFactor = 1e6;     // coefficients of losses
+constexpr double kMostReal = 1e30;
+
 // One key. Built in place: course("steps", "...").at_least(1).required().
 struct Field {
   const char* key;

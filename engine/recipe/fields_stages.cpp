@@ -30,16 +30,27 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
               .only_if(text, "kind is text"),
           s.separator);
   v.value(course("field", "key that holds the text of a line").only_if(jsonl, "kind is jsonl"), s.field);
-  v.value(course("weight", "share of the tokens").at_least(0), s.weight);
+  v.value(course("weight", "share of the tokens").at_least(0).at_most(kMostFactor), s.weight);
   v.value(course("end_of_document", "append <eod> to each document"), s.end_of_document);
-  v.value(course("low", "smallest number").at_least(0).only_if(!files, "kind is sums or countdown"), s.low);
-  v.value(course("high", "largest number").at_least(0).only_if(!files, "kind is sums or countdown"), s.high);
+  v.value(course("low", "smallest number")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(!files, "kind is sums or countdown"),
+          s.low);
+  v.value(course("high", "largest number")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(!files, "kind is sums or countdown"),
+          s.high);
   v.value(course("wrong_fraction", "share of documents whose answer is off by one")
               .at_least(0)
               .at_most(1)
               .only_if(sums, "kind is sums"),
           s.wrong_fraction);
-  v.value(course("numbers", "numbers a problem").at_least(2).only_if(countdown, "kind is countdown"),
+  v.value(course("numbers", "numbers a problem")
+              .at_least(2)
+              .at_most(kMostNumbers)
+              .only_if(countdown, "kind is countdown"),
           s.numbers);
   if (v.enter(course("held_out", "what training never sees"))) {
     visit_held_out(v, s.held_out, ResumeClass::kCourse, !files);
@@ -53,10 +64,11 @@ void visit_task(FieldVisitor& v, TaskSpec& s, TaskUse use) {
   // What is asked in training changes the course; what is only measured does not.
   const ResumeClass c = use == TaskUse::kTrain ? ResumeClass::kCourse : ResumeClass::kOutput;
   v.value(Field("kind", "what is asked", c).one_of({"sums", "countdown"}), s.kind);
-  v.value(Field("low", "smallest number", c).at_least(0), s.low);
-  v.value(Field("high", "largest number", c).at_least(0), s.high);
+  v.value(Field("low", "smallest number", c).at_least(0).at_most(kMostCount), s.low);
+  v.value(Field("high", "largest number", c).at_least(0).at_most(kMostCount), s.high);
   v.value(Field("numbers", "numbers a problem", c)
               .at_least(2)
+              .at_most(kMostNumbers)
               .only_if(s.kind == "countdown", "kind is countdown"),
           s.numbers);
   if (v.enter(Field("held_out", "problems that training never sees", c))) {
@@ -72,14 +84,17 @@ void visit_task(FieldVisitor& v, TaskSpec& s, TaskUse use) {
 void visit_optimizer(FieldVisitor& v, OptimizerSpec& s) {
   const bool muon = s.kind == "muon";
   v.value(course("kind", "muon: matrices by Muon, the rest by AdamW").one_of({"adamw", "muon"}), s.kind);
-  v.value(course("learning_rate", "of AdamW, at the top of the schedule").at_least(0), s.learning_rate);
+  v.value(course("learning_rate", "of AdamW, at the top of the schedule").at_least(0).at_most(1e3),
+          s.learning_rate);
   v.value(course("beta1", "decay of the first moment").at_least(0).at_most(0.999999), s.beta1);
   v.value(course("beta2", "decay of the second moment").at_least(0).at_most(0.999999), s.beta2);
-  v.value(course("eps", "added to the root of the second moment").above(0), s.eps);
-  v.value(course("weight_decay", "decoupled, on matrices only").at_least(0), s.weight_decay);
-  v.value(course("clip_norm", "largest global gradient norm; 0: no clipping").at_least(0), s.clip_norm);
+  v.value(course("eps", "added to the root of the second moment").at_least(1e-30).at_most(1), s.eps);
+  v.value(course("weight_decay", "decoupled, on matrices only").at_least(0).at_most(1e3), s.weight_decay);
+  v.value(course("clip_norm", "largest global gradient norm; 0: no clipping").at_least(0).at_most(kMostReal),
+          s.clip_norm);
   v.value(course("muon_learning_rate", "of Muon, at the top of the schedule")
               .at_least(0)
+              .at_most(1e3)
               .only_if(muon, "kind is muon"),
           s.muon_learning_rate);
   v.value(course("muon_momentum", "of Muon").at_least(0).at_most(0.999999).only_if(muon, "kind is muon"),
@@ -95,7 +110,7 @@ void visit_optimizer(FieldVisitor& v, OptimizerSpec& s) {
 void visit_schedule(FieldVisitor& v, ScheduleSpec& s) {
   v.value(course("kind", "how the learning rate falls").one_of({"constant", "cosine", "linear", "wsd"}),
           s.kind);
-  v.value(course("warmup", "updates of linear rise").at_least(0), s.warmup);
+  v.value(course("warmup", "updates of linear rise").at_least(0).at_most(kMostCount), s.warmup);
   v.value(course("final_fraction", "of the learning rate, reached at the last update")
               .at_least(0)
               .at_most(1)
@@ -110,10 +125,11 @@ void visit_schedule(FieldVisitor& v, ScheduleSpec& s) {
 
 void visit_eval(FieldVisitor& v, EvalSpec& s) {
   const bool task = s.task.has_value();
-  v.value(
-      output("every", "steps between evaluations; 0: only at the start and the end of the stage").at_least(0),
-      s.every);
-  v.value(output("tokens", "held-out tokens a source, at most").at_least(1), s.tokens);
+  v.value(output("every", "steps between evaluations; 0: only at the start and the end of the stage")
+              .at_least(0)
+              .at_most(kMostCount),
+          s.every);
+  v.value(output("tokens", "held-out tokens a source, at most").at_least(1).at_most(kMostCount), s.tokens);
   bool present = task;
   if (v.enter_optional(output("task", "accuracy on its held-out problems"), present)) {
     if (!s.task) s.task.emplace();
@@ -122,42 +138,57 @@ void visit_eval(FieldVisitor& v, EvalSpec& s) {
   }
   v.value(output("task_samples", "completions a problem at temperature 1, besides one greedy")
               .at_least(0)
+              .at_most(kMostSequences)
               .only_if(task, "task is given"),
           s.task_samples);
-  v.value(
-      output("task_problems", "0: all of the held-out problems").at_least(0).only_if(task, "task is given"),
-      s.task_problems);
+  v.value(output("task_problems", "0: all of the held-out problems")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(task, "task is given"),
+          s.task_problems);
   v.value(output("max_tokens", "longest completion")
               .at_least(1)
+              .at_most(kMostWidth)
               .only_if(task || !s.prompts.empty(), "task or prompts is given"),
           s.max_tokens);
   v.value(output("prompts", "texts whose completions are shown"), s.prompts);
 }
 
 void visit_checkpoint(FieldVisitor& v, CheckpointSpec& s, bool is_rl) {
-  v.value(output("every", "steps between checkpoints; 0: only at the end of the stage").at_least(0), s.every);
+  v.value(output("every", "steps between checkpoints; 0: only at the end of the stage")
+              .at_least(0)
+              .at_most(kMostCount),
+          s.every);
   if (is_rl) {
-    v.value(output("every_updates", "updates between checkpoints inside a rollout; 0: off").at_least(0),
+    v.value(output("every_updates", "updates between checkpoints inside a rollout; 0: off")
+                .at_least(0)
+                .at_most(kMostCount),
             s.every_updates);
   }
-  v.value(output("keep", "checkpoints that stay on disk").at_least(1), s.keep);
+  v.value(output("keep", "checkpoints that stay on disk").at_least(1).at_most(kMostCount), s.keep);
 }
 
 void visit_batch(FieldVisitor& v, BatchSpec& s) {
-  v.value(course("tokens", "tokens a step: micro_sequences * length * a whole number").at_least(1).required(),
+  v.value(course("tokens", "tokens a step: micro_sequences * length * a whole number")
+              .at_least(1)
+              .at_most(kMostCount)
+              .required(),
           s.tokens);
-  v.value(layout("micro_sequences", "sequences a micro-batch").at_least(1), s.micro_sequences);
-  v.value(course("length", "tokens a sequence").at_least(1).required(), s.length);
+  v.value(layout("micro_sequences", "sequences a micro-batch").at_least(1).at_most(kMostSequences),
+          s.micro_sequences);
+  v.value(course("length", "tokens a sequence").at_least(1).at_most(kMostWidth).required(), s.length);
 }
 
 void visit_sampling(FieldVisitor& v, SamplingSpec& s) {
-  v.value(course("prompts", "problems a step").at_least(1), s.prompts);
-  v.value(course("samples", "completions a problem").at_least(1), s.samples);
-  v.value(course("temperature", "of the sampled distribution").above(0), s.temperature);
-  v.value(course("top_p", "smallest set of tokens with this probability is sampled from").above(0).at_most(1),
+  v.value(course("prompts", "problems a step").at_least(1).at_most(kMostSequences), s.prompts);
+  v.value(course("samples", "completions a problem").at_least(1).at_most(kMostSequences), s.samples);
+  v.value(course("temperature", "of the sampled distribution").at_least(1e-3).at_most(1e3), s.temperature);
+  v.value(course("top_p", "smallest set of tokens with this probability is sampled from")
+              .at_least(1e-6)
+              .at_most(1),
           s.top_p);
-  v.value(course("max_tokens", "longest completion").at_least(1), s.max_tokens);
-  v.value(layout("max_batch", "sequences decoded together").at_least(1), s.max_batch);
+  v.value(course("max_tokens", "longest completion").at_least(1).at_most(kMostWidth), s.max_tokens);
+  v.value(layout("max_batch", "sequences decoded together").at_least(1).at_most(kMostSequences), s.max_batch);
   v.value(course("end_tokens", "texts of one token, or <eod>, that end a completion"), s.end_tokens);
 }
 
@@ -165,14 +196,19 @@ void visit_objective(FieldVisitor& v, ObjectiveSpec& s) {
   v.value(course("kind", "what is maximised").one_of({"grpo"}), s.kind);
   v.value(course("clip_low", "the ratio is clipped below at 1 minus this").at_least(0).at_most(1),
           s.clip_low);
-  v.value(course("clip_high", "the ratio is clipped above at 1 plus this").at_least(0), s.clip_high);
+  v.value(course("clip_high", "the ratio is clipped above at 1 plus this").at_least(0).at_most(kMostFactor),
+          s.clip_high);
   v.value(course("normalise_std", "divide advantages by the group's standard deviation"), s.normalise_std);
   v.value(course("drop_zero_advantage", "leave completions without advantage out"), s.drop_zero_advantage);
-  v.value(course("kl", "coefficient of the k3 estimate to the policy at the start of the stage").at_least(0),
+  v.value(course("kl", "coefficient of the k3 estimate to the policy at the start of the stage")
+              .at_least(0)
+              .at_most(kMostFactor),
           s.kl);
-  v.value(course("epochs", "passes over a rollout").at_least(1), s.epochs);
-  v.value(course("mini_batches", "optimizer updates an epoch").at_least(1), s.mini_batches);
-  v.value(layout("micro_tokens", "tokens a forward-backward, at most").at_least(1), s.micro_tokens);
+  v.value(course("epochs", "passes over a rollout").at_least(1).at_most(kMostSequences), s.epochs);
+  v.value(course("mini_batches", "optimizer updates an epoch").at_least(1).at_most(kMostSequences),
+          s.mini_batches);
+  v.value(layout("micro_tokens", "tokens a forward-backward, at most").at_least(1).at_most(kMostCount),
+          s.micro_tokens);
   v.value(course("average", "mean over all tokens, or over sequences of their means")
               .one_of({"token", "sequence"}),
           s.average);
@@ -200,6 +236,7 @@ void visit_training(FieldVisitor& v, Stage& s, bool is_rl) {
           s.on_nonfinite);
   v.value(course("max_skips", "consecutive skips before the run stops")
               .at_least(0)
+              .at_most(kMostCount)
               .only_if(s.on_nonfinite == "skip", "on_nonfinite is skip"),
           s.max_skips);
 }
@@ -208,7 +245,7 @@ void visit_training(FieldVisitor& v, Stage& s, bool is_rl) {
 
 void visit_pretrain(FieldVisitor& v, PretrainSpec& s) {
   v.value(output("name", "in metrics; unique in the recipe"), s.name);
-  v.value(course("steps", "optimizer updates").at_least(1).required(), s.steps);
+  v.value(course("steps", "optimizer updates").at_least(1).at_most(kMostCount).required(), s.steps);
   if (v.enter(course("batch", "what one step sees").required())) {
     visit_batch(v, s.batch);
     v.leave();
@@ -223,13 +260,16 @@ void visit_pretrain(FieldVisitor& v, PretrainSpec& s) {
   }
   v.leave();
   visit_training(v, s, false);
-  v.value(course("z_loss", "coefficient on the square of the logits' log-sum-exp; 0: off").at_least(0),
+  v.value(course("z_loss", "coefficient on the square of the logits' log-sum-exp; 0: off")
+              .at_least(0)
+              .at_most(kMostFactor),
           s.z_loss);
 }
 
 void visit_rl(FieldVisitor& v, RlSpec& s) {
   v.value(output("name", "in metrics; unique in the recipe"), s.name);
-  v.value(course("steps", "rollouts, each with all its updates").at_least(1).required(), s.steps);
+  v.value(course("steps", "rollouts, each with all its updates").at_least(1).at_most(kMostCount).required(),
+          s.steps);
   if (v.enter(course("task", "what is asked and rewarded").required())) {
     visit_task(v, s.task, TaskUse::kTrain);
     v.leave();

@@ -144,7 +144,10 @@ YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Probl
   Problems inner;
   YamlPtr value = parse_yaml(assignment.substr(equals + 1), place.file, inner);
   if (!inner.empty()) {
-    problems.add(place, path, "found " + assignment.substr(equals + 1) + ", which is not a YAML value");
+    YamlNode written;
+    written.kind = YamlNode::Kind::kScalar;
+    written.text = assignment.substr(equals + 1);
+    problems.add(place, path, "found " + describe(written) + ", which is not a YAML value");
     return root;
   }
   if (!value) value = std::make_shared<YamlNode>();

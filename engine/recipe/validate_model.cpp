@@ -88,6 +88,42 @@ void ranks_are_there(Check& c) {
     c.fail("parallel.expert",
            concat("found ", expert, "; allowed: a divisor of the number of ranks, which is ", kRanks));
   }
+  if (c.recipe().parallel.zero > kRanks) {
+    c.fail("parallel.zero", concat("found ", c.recipe().parallel.zero,
+                                   ", which shares gradients or weights between ranks, and this program "
+                                   "runs on one; allowed: 1"));
+  }
+}
+
+// Keys whose other value nothing in this program could honour.
+void promises_are_kept(Check& c) {
+  const RunSpec& run = c.recipe().run;
+  if (!run.deterministic) {
+    c.fail("run.deterministic",
+           "found false; allowed: true, every sum has one order and there is no faster one to turn to");
+  }
+  if (run.allow_fault_injection) {
+    c.fail("run.allow_fault_injection",
+           "found true; allowed: false, this program has no fault injection to allow");
+  }
+}
+
+// Parameters, and with them bytes and FLOPs, must be countable in 64 bits.
+void parameters_are_countable(Check& c) {
+  const ModelSpec& m = c.recipe().model;
+  constexpr double kMostParameters = 0x1p48;
+  const auto d = [](int64_t v) { return static_cast<double>(v); };
+  const double attention = 2 * (d(m.heads) + d(m.kv_heads)) * d(m.head_dim) * d(m.hidden);
+  const double dense = 3 * d(m.mlp_hidden) * d(m.hidden);
+  const double routed = 3 * d(m.moe.experts) * d(m.moe.hidden) * d(m.hidden);
+  const double shared = 3 * d(m.moe.shared_experts) * d(m.moe.shared_hidden) * d(m.hidden);
+  const double total = d(m.layers) * (attention + dense + routed + shared + d(m.moe.experts) * d(m.hidden)) +
+                       2 * d(m.vocabulary) * d(m.hidden);
+  if (total > kMostParameters) {
+    c.fail("model",
+           concat("found sizes that make ", total, " parameters; allowed: at most ", kMostParameters),
+           {"model.layers", "model.hidden", "model.moe"});
+  }
 }
 
 void run_begins_from_one_place(Check& c) {
@@ -101,6 +137,7 @@ void run_begins_from_one_place(Check& c) {
 void names_are_not_empty(Check& c) {
   const RunSpec& run = c.recipe().run;
   if (run.name.empty()) c.fail("run.name", "found an empty text; allowed: a name");
+  if (run.dir.empty()) c.fail("run.dir", "found an empty text; allowed: a folder");
   if (run.resume.empty())
     c.fail("run.resume", "found an empty text; allowed: auto, never or a checkpoint folder");
   const InitSpec& init = c.recipe().model.init;
@@ -123,6 +160,8 @@ void validate_model(Check& c) {
   yarn_rotations_are_ordered(c);
   experts_spread_evenly(c);
   ranks_are_there(c);
+  promises_are_kept(c);
+  parameters_are_countable(c);
 }
 
 }  // namespace fp4t

@@ -18,8 +18,7 @@ int64_t shortest_prompt(const TaskSpec& task) {
 }
 
 void batch_is_whole_micro_batches(Check& c, const std::string& path, const BatchSpec& b) {
-  if (b.micro_sequences > 0 && b.length > 0 && b.length <= (int64_t{1} << 40) / b.micro_sequences &&
-      b.tokens % (b.micro_sequences * b.length) != 0) {
+  if (b.micro_sequences > 0 && b.length > 0 && b.tokens % (b.micro_sequences * b.length) != 0) {
     c.fail(path + ".batch.tokens",
            concat("found ", b.tokens, "; allowed: a multiple of micro_sequences * length (",
                   b.micro_sequences, " * ", b.length, " = ", b.micro_sequences * b.length, ")"),
@@ -36,6 +35,19 @@ void length_fits_positions(Check& c, const std::string& path, const BatchSpec& b
   }
 }
 
+// Sources take turns in a table of a thousand slots (engine/tokens/corpus.cpp).
+void source_has_an_effect(Check& c, const std::string& path, const DataSourceSpec& s, double sum) {
+  constexpr double kLeastShare = 0.001;
+  if (s.weight == 0 && s.held_out.fraction == 0) {
+    c.fail(path + ".weight",
+           "found 0 for a source that holds nothing out, so nothing is ever read from it; allowed: above 0",
+           {path + ".held_out"});
+  } else if (s.weight > 0 && s.weight < kLeastShare * sum) {
+    c.fail(path + ".weight", concat("found ", s.weight, ", ", s.weight / sum,
+                                    " of all weights; allowed: 0, or a share of at least ", kLeastShare));
+  }
+}
+
 void sources_have_weight_and_names(Check& c, const std::string& path,
                                    const std::vector<DataSourceSpec>& data) {
   double sum = 0;
@@ -49,14 +61,43 @@ void sources_have_weight_and_names(Check& c, const std::string& path,
   }
   if (data.empty() && c.gave(path + ".data"))
     c.fail(path + ".data", "found an empty list; allowed: one source or more");
-  if (!data.empty() && sum <= 0)
+  if (!data.empty() && sum <= 0) {
     c.fail(path + ".data", "the weights sum to 0; allowed: at least one above 0");
+    return;
+  }
+  for (size_t i = 0; i < data.size(); ++i)
+    source_has_an_effect(c, concat(path, ".data[", i, "]"), data[i], sum);
+}
+
+// The split of sums lists its universe, the unordered pairs.
+void pairs_are_listable(Check& c, const std::string& path, int64_t low, int64_t high) {
+  constexpr int64_t kMostPairs = 10'000'000;
+  const int64_t n = high - low + 1;
+  if (n > 0 && n * (n + 1) / 2 > kMostPairs) {
+    c.fail(path + ".high",
+           concat("found ", high, ", which with low ", low, " makes ", n * (n + 1) / 2,
+                  " pairs to split; allowed: at most ", kMostPairs),
+           {path + ".low"});
+  }
+}
+
+void hash_is_hexadecimal(Check& c, const std::string& path, const HeldOutSpec& s) {
+  const bool good = s.hash.size() == 16 && s.hash.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!s.hash.empty() && !good) {
+    c.fail(path + ".held_out.hash", "found " + s.hash + "; allowed: 16 hexadecimal digits in lower case");
+  }
 }
 
 void source_is_complete(Check& c, const std::string& path, const DataSourceSpec& s) {
   const bool files = s.kind == "text" || s.kind == "jsonl";
   if (files && c.gave(path + ".paths") && s.paths.empty()) {
     c.fail(path + ".paths", "found an empty list; allowed: files or folders");
+  }
+  for (const std::string& file : s.paths) {
+    if (!file.empty() && file.find('\0') == std::string::npos) continue;
+    c.fail(path + ".paths", "found " +
+                                std::string(file.empty() ? "an empty text" : "a text with a NUL character") +
+                                "; allowed: files or folders");
   }
   if (!files && s.low > s.high) {
     c.fail(path + ".low", concat("found ", s.low, "; allowed: at most high (", s.high, ")"),
@@ -65,6 +106,12 @@ void source_is_complete(Check& c, const std::string& path, const DataSourceSpec&
   if (s.held_out.fraction >= 1) {
     c.fail(path + ".held_out.fraction", "found 1, which leaves nothing to train on; allowed: less");
   }
+  if (s.separator.find_first_of("\r\n") != std::string::npos) {
+    c.fail(path + ".separator",
+           "found a text of more than one line; allowed: the line that separates documents");
+  }
+  if (s.kind == "sums") pairs_are_listable(c, path, s.low, s.high);
+  hash_is_hexadecimal(c, path, s.held_out);
 }
 
 void task_is_complete(Check& c, const std::string& path, const TaskSpec& t, bool trains) {
@@ -79,6 +126,8 @@ void task_is_complete(Check& c, const std::string& path, const TaskSpec& t, bool
     c.fail(path + ".held_out.fraction",
            "found 0; accuracy is measured on held-out problems, allowed: above 0");
   }
+  if (t.kind == "sums") pairs_are_listable(c, path, t.low, t.high);
+  hash_is_hexadecimal(c, path, t.held_out);
 }
 
 void two_checkpoints_are_kept(Check& c, const std::string& path, const CheckpointSpec& s) {
@@ -104,6 +153,11 @@ void completions_fit_positions(Check& c, const std::string& path, const std::str
 }
 
 void eval_is_complete(Check& c, const std::string& path, const EvalSpec& e) {
+  for (const std::string& prompt : e.prompts) {
+    if (!prompt.empty()) continue;
+    c.fail(path + ".eval.prompts", "found an empty text, which has no token to continue; allowed: texts");
+    break;
+  }
   if (!e.task) return;
   task_is_complete(c, path + ".eval.task", *e.task, false);
   completions_fit_positions(c, path + ".eval", ".max_tokens", *e.task, e.max_tokens);
@@ -115,6 +169,18 @@ void samples_form_groups(Check& c, const std::string& path, const RlSpec& s) {
            concat("found ", s.sampling.samples,
                   "; allowed: at least 2, grpo compares completions of one problem"),
            {path + ".objective.kind"});
+  }
+}
+
+// Completions lie in host memory, which the plan does not price.
+void completions_are_countable(Check& c, const std::string& path, const RlSpec& s) {
+  constexpr int64_t kMostCompletions = 10'000'000;
+  const int64_t completions = s.sampling.prompts * s.sampling.samples;
+  if (completions > kMostCompletions) {
+    c.fail(path + ".sampling.prompts",
+           concat("found ", s.sampling.prompts, ", which with samples ", s.sampling.samples, " makes ",
+                  completions, " completions a step; allowed: at most ", kMostCompletions),
+           {path + ".sampling.samples"});
   }
 }
 
@@ -172,6 +238,24 @@ void kept_state_is_there(Check& c, const std::string& path, size_t index) {
   }
 }
 
+double updates_of(const StageSpec& stage) {
+  const auto* rl = std::get_if<RlSpec>(&stage);
+  if (!rl) return static_cast<double>(std::get<PretrainSpec>(stage).steps);
+  return static_cast<double>(rl->steps) * static_cast<double>(rl->objective.epochs) *
+         static_cast<double>(rl->objective.mini_batches);
+}
+
+// Updates of a run are numbered by one 32-bit word of the random keys (NUMERICS.md section 0.0).
+void updates_are_numbered(Check& c) {
+  double total = 0;
+  for (const StageSpec& stage : c.recipe().stages) total += updates_of(stage);
+  if (total >= 0x1p32) {
+    c.fail("stages", concat("found ", total,
+                            " updates in all (steps, times epochs and mini_batches in rl); "
+                            "allowed: less than 4294967296"));
+  }
+}
+
 void check_pretrain(Check& c, const std::string& path, const PretrainSpec& s) {
   batch_is_whole_micro_batches(c, path, s.batch);
   length_fits_positions(c, path, s.batch);
@@ -182,6 +266,7 @@ void check_pretrain(Check& c, const std::string& path, const PretrainSpec& s) {
 void check_rl(Check& c, const std::string& path, const RlSpec& s) {
   task_is_complete(c, path + ".task", s.task, true);
   samples_form_groups(c, path, s);
+  completions_are_countable(c, path, s);
   mini_batches_are_not_empty(c, path, s);
   micro_tokens_hold_a_completion(c, path, s);
   end_tokens_are_single(c, path, s.sampling);
@@ -193,6 +278,7 @@ void check_rl(Check& c, const std::string& path, const RlSpec& s) {
 void validate_stages(Check& c) {
   const std::vector<StageSpec>& stages = c.recipe().stages;
   if (stages.empty() && c.gave("stages")) c.fail("stages", "found an empty list; allowed: one stage or more");
+  updates_are_numbered(c);
   std::set<std::string> names;
   for (size_t i = 0; i < stages.size(); ++i) {
     const bool rl = stages[i].index() == 1;

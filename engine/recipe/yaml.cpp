@@ -1,8 +1,11 @@
 #include "engine/recipe/yaml.h"
 
+#include <yaml-cpp/depthguard.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <map>
 #include <sstream>
 
@@ -18,6 +21,12 @@ std::string place_text(const SourcePlace& p) {
 // and aliases as written.
 class TreeBuilder : public YAML::EventHandler {
  public:
+  // Aliases of aliases can stand for more values than memory holds; whoever walks the tree would visit all.
+  static constexpr int64_t kMostNodes = 1'000'000;
+  struct Expansion {
+    SourcePlace place;
+  };
+
   TreeBuilder(const std::string& file, Problems& problems) : file_(file), problems_(problems) {}
 
   YamlPtr root() const { return root_; }
@@ -107,6 +116,8 @@ class TreeBuilder : public YAML::EventHandler {
       return;
     }
     Frame& frame = stack_.back();
+    frame.node->num_nodes += node->num_nodes;
+    if (frame.node->num_nodes > kMostNodes) throw Expansion{at};
     if (frame.node->kind == YamlNode::Kind::kList) {
       frame.node->items.push_back(node);
     } else if (!frame.has_key) {
@@ -167,6 +178,40 @@ void find_tabs(const std::string& text, const std::string& file, Problems& probl
   }
 }
 
+// The column of the first byte that UTF-8 (RFC 3629) or YAML does not allow in a line, from 1; 0: none.
+int first_bad_byte(const std::string& line) {
+  for (size_t i = 0; i < line.size();) {
+    const auto byte = [&](size_t k) { return k < line.size() ? static_cast<unsigned char>(line[k]) : 0u; };
+    const unsigned first = byte(i), second = byte(i + 1);
+    const size_t size = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    bool good =
+        size > 0 && first < 0xF5 && (first >= 0x20 || first == '\t' || first == '\r') && first != 0x7F;
+    for (size_t k = 1; k < size; ++k) good = good && (byte(i + k) & 0xC0) == 0x80;
+    if (first == 0xE0) good = good && second >= 0xA0;  // shorter forms
+    if (first == 0xED) good = good && second < 0xA0;   // surrogates
+    if (first == 0xF0) good = good && second >= 0x90;  // shorter forms
+    if (first == 0xF4) good = good && second < 0x90;   // beyond U+10FFFF
+    if (!good) return static_cast<int>(i) + 1;
+    i += size;
+  }
+  return 0;
+}
+
+void find_binary(const std::string& text, const std::string& file, Problems& problems) {
+  std::istringstream in(text);
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    const int column = first_bad_byte(line);
+    if (column == 0) continue;
+    char shown[8];
+    std::snprintf(shown, sizeof shown, "0x%02x",
+                  static_cast<unsigned>(static_cast<unsigned char>(line[static_cast<size_t>(column) - 1])));
+    problems.add({file, number, column}, "",
+                 std::string("found the byte ") + shown + "; a recipe is UTF-8 text");
+    return;  // one is enough: the file is something else
+  }
+}
+
 }  // namespace
 
 const YamlEntry* YamlNode::find(const std::string& key) const {
@@ -177,7 +222,8 @@ const YamlEntry* YamlNode::find(const std::string& key) const {
 }
 
 YamlPtr parse_yaml(const std::string& text, const std::string& file, Problems& problems) {
-  find_tabs(text, file, problems);
+  find_binary(text, file, problems);
+  if (problems.empty()) find_tabs(text, file, problems);
   if (!problems.empty()) return nullptr;
   std::istringstream in(text);
   TreeBuilder builder(file, problems);
@@ -185,6 +231,13 @@ YamlPtr parse_yaml(const std::string& text, const std::string& file, Problems& p
     YAML::Parser parser(in);
     while (parser.HandleNextDocument(builder)) {
     }
+  } catch (const TreeBuilder::Expansion& e) {
+    problems.add(e.place, "",
+                 "aliases make more than " + std::to_string(TreeBuilder::kMostNodes) + " values of the text");
+    return nullptr;
+  } catch (const YAML::DeepRecursion& e) {
+    problems.add({file, e.mark.line + 1, e.mark.column + 1}, "", "lists or maps nested too deeply");
+    return nullptr;
   } catch (const YAML::Exception& e) {
     const SourcePlace place =
         e.mark.is_null() ? SourcePlace{file, 1, 1} : SourcePlace{file, e.mark.line + 1, e.mark.column + 1};
@@ -199,7 +252,9 @@ std::string describe(const YamlNode& node) {
     case YamlNode::Kind::kNull:
       return "no value (null)";
     case YamlNode::Kind::kScalar: {
-      const std::string shown = node.text.size() > 60 ? node.text.substr(0, 57) + "..." : node.text;
+      std::string shown = node.text.size() > 60 ? node.text.substr(0, 57) + "..." : node.text;
+      std::ranges::replace_if(
+          shown, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
       return node.quoted ? "the text \"" + shown + "\" in quotes" : shown;
     }
     case YamlNode::Kind::kList:

@@ -3,6 +3,7 @@
 // work; a node may be shared, so nodes are never changed, only replaced.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,11 +30,12 @@ struct YamlNode {
   bool quoted = false;
   std::vector<YamlPtr> items;      // list
   std::vector<YamlEntry> entries;  // map, in the order of the text
+  int64_t num_nodes = 1;           // with all below it, each as often as aliases repeat it
 
   const YamlEntry* find(const std::string& key) const;
 };
 
-// Null when the text holds no document or could not be parsed (a problem then).
+// Null when the text holds no document or could not be parsed (a problem then). Text is UTF-8.
 YamlPtr parse_yaml(const std::string& text, const std::string& file, Problems& problems);
 
 // Applies "a.b.c=value": returns the changed tree. The value is YAML; its place is the override's.

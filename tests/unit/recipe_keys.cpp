@@ -12,7 +12,7 @@ namespace {
 
 // A mixture-of-experts run: text, lines of JSON, generated tasks, AdamW.
 const char* const kFirst = R"(
-run: {name: n, dir: some/dir, seed: 18446744073709551615, device: cpu, threads: 3, deterministic: false, resume: never, branch_from: c, allow_fault_injection: true}
+run: {name: n, dir: some/dir, seed: 18446744073709551615, device: cpu, threads: 3, resume: never, branch_from: c}
 model:
   layers: 5
   hidden: 96
@@ -29,7 +29,7 @@ model:
   rope: {theta: 5e5, scaling: llama3, factor: 8, low_freq_factor: 1.5, high_freq_factor: 5, original_positions: 64}
   moe: {experts: 4, top_k: 3, hidden: 48, shared_experts: 2, shared_hidden: 40, dense_layers: 1, router: sigmoid, normalise: false, gate_scale: 2.5, balance: {bias_rate: 0.25, aux_loss: 0.5, z_loss: 0.75}}
   init: {std: 0.5, scale_residual: false}
-parallel: {zero: 2, recompute: block}
+parallel: {recompute: block}
 dtypes: {masters: bf16, moments: bf16, gradients: fp32}
 stages:
   - pretrain:
@@ -39,23 +39,23 @@ stages:
       data:
         - {name: t, kind: text, paths: [a, b], separator: "%", weight: 2, end_of_document: false, held_out: {fraction: 0.125, seed: 5}}
         - {name: j, kind: jsonl, paths: [l], field: body}
-        - {name: s, kind: sums, low: 1, high: 9, wrong_fraction: 0.5, held_out: {fraction: 0.25, seed: 6, hash: ab}}
+        - {name: s, kind: sums, low: 1, high: 9, wrong_fraction: 0.5, held_out: {fraction: 0.25, seed: 6, hash: 00112233aabbccdd}}
         - {name: c, kind: countdown, numbers: 4}
       optimizer: {learning_rate: 0.5, beta1: 0.6, beta2: 0.7, eps: 1e-6, weight_decay: 0.1, clip_norm: 2, state: keep}
       schedule: {kind: linear, warmup: 4, final_fraction: 0.5}
-      eval: {every: 3, tokens: 100, task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: cd}}, task_samples: 2, task_problems: 6, max_tokens: 12, prompts: [x, "y: z"]}
+      eval: {every: 3, tokens: 100, task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: 0123456789abcdef}}, task_samples: 2, task_problems: 6, max_tokens: 12, prompts: [x, "y: z"]}
       checkpoint: {every: 9, keep: 5}
       z_loss: 0.001
       on_nonfinite: stop
   - rl:
       name: r
       steps: 12
-      task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: cd}, permute_rewards: true}
+      task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: 0123456789abcdef}, permute_rewards: true}
       sampling: {prompts: 8, samples: 4, temperature: 0.5, top_p: 0.75, max_tokens: 10, max_batch: 64, end_tokens: [";", "<eod>"]}
       objective: {clip_low: 0.1, clip_high: 0.3, normalise_std: false, drop_zero_advantage: false, kl: 0.01, epochs: 2, mini_batches: 4, micro_tokens: 1000, average: sequence}
       optimizer: {learning_rate: 0.25, beta1: 0.6, beta2: 0.7, eps: 1e-6, weight_decay: 0.1, clip_norm: 2, state: keep}
       schedule: {kind: constant, warmup: 4}
-      eval: {every: 3, tokens: 100, task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: cd}}, task_samples: 2, task_problems: 6, max_tokens: 12, prompts: [x]}
+      eval: {every: 3, tokens: 100, task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: 0123456789abcdef}}, task_samples: 2, task_problems: 6, max_tokens: 12, prompts: [x]}
       checkpoint: {every: 9, every_updates: 3, keep: 5}
       on_nonfinite: stop
 )";
@@ -88,8 +88,9 @@ stages:
 )";
 
 // Keys that have one legal value so far.
-const std::set<std::string> kSingleValued = {"tokenizer.kind", "parallel.expert",
-                                             "stages[].rl.objective.kind"};
+const std::set<std::string> kSingleValued = {"run.deterministic", "run.allow_fault_injection",
+                                             "tokenizer.kind",    "parallel.expert",
+                                             "parallel.zero",     "stages[].rl.objective.kind"};
 
 HeldOutSpec held_out(double fraction, uint64_t seed, const char* hash) {
   return {.fraction = fraction, .seed = seed, .hash = hash};
@@ -102,10 +103,8 @@ Recipe first() {
            .seed = 18446744073709551615u,
            .device = "cpu",
            .threads = 3,
-           .deterministic = false,
            .resume = "never",
-           .branch_from = "c",
-           .allow_fault_injection = true};
+           .branch_from = "c"};
   r.model.layers = 5;
   r.model.hidden = 96;
   r.model.heads = 6;
@@ -136,7 +135,7 @@ Recipe first() {
                  .balance = {.bias_rate = 0.25, .aux_loss = 0.5, .z_loss = 0.75}};
   r.model.init.std = 0.5;
   r.model.init.scale_residual = false;
-  r.parallel = {.zero = 2, .recompute = "block"};
+  r.parallel = {.recompute = "block"};
   r.dtypes = {.masters = DType::kBf16, .moments = DType::kBf16, .gradients = DType::kF32};
   PretrainSpec p;
   p.name = "p";
@@ -159,7 +158,7 @@ Recipe first() {
   p.data[2].low = 1;
   p.data[2].high = 9;
   p.data[2].wrong_fraction = 0.5;
-  p.data[2].held_out = held_out(0.25, 6, "ab");
+  p.data[2].held_out = held_out(0.25, 6, "00112233aabbccdd");
   p.data[3].name = "c";
   p.data[3].kind = "countdown";
   p.data[3].numbers = 4;
@@ -171,8 +170,11 @@ Recipe first() {
                  .clip_norm = 2,
                  .state = "keep"};
   p.schedule = {.kind = "linear", .warmup = 4, .final_fraction = 0.5};
-  const TaskSpec task = {
-      .kind = "countdown", .low = 2, .high = 8, .numbers = 5, .held_out = held_out(0.5, 7, "cd")};
+  const TaskSpec task = {.kind = "countdown",
+                         .low = 2,
+                         .high = 8,
+                         .numbers = 5,
+                         .held_out = held_out(0.5, 7, "0123456789abcdef")};
   p.eval = {.every = 3,
             .tokens = 100,
             .task = task,

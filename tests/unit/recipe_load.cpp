@@ -105,7 +105,7 @@ TEST(recipe_load, set_reaches_keys_lists_and_tables) {
                                 {"run.seed=7", "stages.0.pretrain.steps=10",
                                  "stages[1].rl.sampling.max_tokens=9", "precision.rl.sampler[1].format=bf16",
                                  "model.rope={theta: 5e5}", "stages[0].pretrain.data[0].paths=[x, y, z]",
-                                 "run.deterministic=false", "precision.rl.trainer.forward=[{format: mxfp8}]"})
+                                 "model.qk_norm=true", "precision.rl.trainer.forward=[{format: mxfp8}]"})
                        .recipe;
   EXPECT_EQ(r.run.seed, 7u);
   EXPECT_EQ(std::get<PretrainSpec>(r.stages[0]).steps, 10);
@@ -113,7 +113,7 @@ TEST(recipe_load, set_reaches_keys_lists_and_tables) {
   EXPECT_EQ(r.precision.tables[2][1].spec.format, Format::kBf16);
   EXPECT_EQ(r.model.rope.theta, 5e5);
   EXPECT_EQ(std::get<PretrainSpec>(r.stages[0]).data[0].paths, (Set{"x", "y", "z"}));
-  EXPECT_FALSE(r.run.deterministic);
+  EXPECT_TRUE(r.model.qk_norm);
   EXPECT_EQ(r.precision.tables[3][0].spec.format, Format::kMxfp8);
 }
 

@@ -39,7 +39,7 @@ TEST(recipe_strict, spellings_of_a_number_are_equal) {
 TEST(recipe_strict, numbers_that_mislead_are_refused) {
   const std::string key = "stages[0].pretrain.steps=";
   EXPECT_REFUSED(minimal(), Set{key + "010"}, "--set stages[0].pretrain.steps", "found 010", "leading zero",
-                 "a whole number from 1 on");
+                 "a whole number from 1 to 1000000000");
   EXPECT_REFUSED(minimal(), Set{key + "0x10"}, "decimal");
   EXPECT_REFUSED(minimal(), Set{key + "1.5"}, "not a whole number");
   EXPECT_REFUSED(minimal(), Set{key + "many"}, "found many", "not a number");
@@ -47,8 +47,8 @@ TEST(recipe_strict, numbers_that_mislead_are_refused) {
   EXPECT_REFUSED(minimal(), Set{key + "99999999999999999999"}, "too large");
   EXPECT_REFUSED(minimal(), Set{key + "1__0"}, "not a number");
   EXPECT_REFUSED(minimal(), Set{key + "_10"}, "not a number");
-  EXPECT_REFUSED(minimal(), Set{key + "0"}, "found 0", "from 1 on");
-  EXPECT_REFUSED(minimal(), Set{key + "-5"}, "found -5", "from 1 on");
+  EXPECT_REFUSED(minimal(), Set{key + "0"}, "found 0", "from 1 to");
+  EXPECT_REFUSED(minimal(), Set{key + "-5"}, "found -5", "from 1 to");
   EXPECT_REFUSED(minimal(), Set{"run.seed=-1"}, "negative");
   EXPECT_REFUSED(minimal(), Set{"run.seed=-1e3"}, "negative");
   EXPECT_REFUSED(minimal(), Set{key + "'600'"}, "\"600\" in quotes", "without quotes");
@@ -59,7 +59,7 @@ TEST(recipe_strict, numbers_that_mislead_are_refused) {
   }
   EXPECT_REFUSED(minimal(), Set{rate + "1e400"}, "out of the range");
   EXPECT_REFUSED(minimal(), Set{rate + "010.5"}, "leading zero");
-  EXPECT_REFUSED(minimal(), Set{rate + "[1]"}, "found a list of 1", "a number from 0 on");
+  EXPECT_REFUSED(minimal(), Set{rate + "[1]"}, "found a list of 1", "a number from 0 to 1000");
 }
 
 TEST(recipe_strict, a_quoted_number_has_a_position) {
@@ -68,7 +68,8 @@ TEST(recipe_strict, a_quoted_number_has_a_position) {
 }
 
 TEST(recipe_strict, booleans_are_true_and_false) {
-  EXPECT_FALSE(read(minimal(), {"run.deterministic=false"}).run.deterministic);
+  EXPECT_TRUE(read(minimal(), {"model.qk_norm=true"}).model.qk_norm);
+  EXPECT_FALSE(read(minimal(), {"model.moe.normalise=false"}).model.moe.normalise);
   for (const char* text : {"yes", "on", "y", "1", "True", "tRue"}) {
     EXPECT_REFUSED(minimal(), Set{std::string("run.deterministic=") + text}, "write true", "true or false");
   }
@@ -315,6 +316,40 @@ TEST(recipe_strict, keys_of_another_stage_are_unknown) {
                  Set{"stages[0].pretrain.eval.task={low: 100, high: 200, held_out: {fraction: 0.1}, "
                      "permute_rewards: true}"},
                  "permute_rewards: unknown key");
+}
+
+TEST(recipe_strict, aliases_of_aliases_do_not_fill_the_memory) {
+  std::string bomb = "{a0: &a0 [x, x, x, x, x, x, x, x, x, x]";
+  for (int i = 1; i < 15; ++i) {
+    const std::string before = "*a" + std::to_string(i - 1), name = "a" + std::to_string(i);
+    bomb += ", " + name + ": &" + name + " [";
+    for (int k = 0; k < 10; ++k) bomb += (k == 0 ? "" : ", ") + before;
+    bomb += "]";
+  }
+  bomb += "}";
+  EXPECT_REFUSED(minimal() + "run: " + bomb + "\n", kNone, "r.yaml:13:", "aliases", "1000000");
+  EXPECT_REFUSED(minimal(), Set{"run.name=" + bomb}, "--set run.name", "not a YAML value");
+}
+
+TEST(recipe_strict, nesting_without_end_is_refused) {
+  for (const char* open : {"[", "{a: ", "- "}) {
+    std::string text = "stages: ";
+    for (int i = 0; i < 20000; ++i) text += open;
+    EXPECT_NE(errors_of(text), "") << open;
+  }
+  EXPECT_REFUSED("stages: " + std::string(5000, '['), kNone, "r.yaml:1:", "nested too deeply");
+}
+
+TEST(recipe_strict, a_recipe_is_text) {
+  EXPECT_EQ(errors_of("\xEF\xBB\xBF# ü \xE2\x82\xAC \xF0\x9F\x98\x80\n" + minimal()), "");
+  EXPECT_REFUSED(minimal() + "run: {name: caf\xE9}\n", kNone, "r.yaml:13:16: found the byte 0xe9", "UTF-8");
+  for (const char* bad : {"\x80", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80",
+                          "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xE2\x82", "\x01", "\x7F"}) {
+    EXPECT_REFUSED(minimal() + "# " + bad + "\n", kNone, "r.yaml:13:3: found the byte");
+  }
+  EXPECT_REFUSED(minimal() + std::string("# \0\n", 4), kNone, "r.yaml:13:3: found the byte 0x00");
+  EXPECT_REFUSED(minimal() + "run: {dir: \"a\\0b\"}\n", kNone, "r.yaml:13:12: run.dir", "NUL");
+  EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data[0].paths=[\"a\\0\"]"}, "paths", "NUL");
 }
 
 }  // namespace

@@ -32,6 +32,8 @@ TEST(recipe_validate, ranks_must_be_there) {
   EXPECT_REFUSED(minimal(), Set{"parallel.expert=2"}, "parallel.expert: found 2",
                  "number of ranks, which is 1");
   EXPECT_REFUSED(minimal(), Set{"parallel.zero=4"}, "parallel.zero: found 4", "from 1 to 3");
+  EXPECT_REFUSED(minimal() + "parallel:\n  zero: 2\n", Set{}, "r.yaml:14:9: parallel.zero: found 2",
+                 "allowed: 1");
   const std::string message = errors_of(minimal(), {"parallel.expert=3"});
   EXPECT_NE(message.find("a divisor of model.moe.experts (8)"), std::string::npos) << message;
 }
@@ -59,7 +61,8 @@ TEST(recipe_validate, sources_are_usable) {
 TEST(recipe_validate, one_split_serves_all) {
   const std::string sums = "stages[0].pretrain.data[0]={kind: sums, held_out: {fraction: 0.05, seed: 3}}";
   const auto task = [](const std::string& body) { return "stages[1].rl.task=" + body; };
-  EXPECT_EQ(accepted(with_rl(), {sums, task("{held_out: {fraction: 0.05, seed: 3, hash: ab}}")}), "");
+  EXPECT_EQ(
+      accepted(with_rl(), {sums, task("{held_out: {fraction: 0.05, seed: 3, hash: 00112233aabbccdd}}")}), "");
   EXPECT_REFUSED(with_rl(), (Set{sums, task("{held_out: {fraction: 0.05, seed: 4}}")}), "stages[1].rl.task",
                  "stages[0].pretrain.data[0]", "held_out.seed 3 there, 4 here",
                  "training would see held-out problems");
@@ -70,10 +73,11 @@ TEST(recipe_validate, one_split_serves_all) {
   // Numbers that never meet, and another kind, have splits of their own.
   EXPECT_EQ(accepted(with_rl(), {sums, task("{low: 100, high: 200}")}), "");
   EXPECT_EQ(accepted(with_rl(), {sums, task("{kind: countdown}")}), "");
-  EXPECT_REFUSED(with_rl(),
-                 (Set{"stages[0].pretrain.data[0]={kind: sums, held_out: {fraction: 0.05, hash: aa}}",
-                      task("{held_out: {fraction: 0.05, hash: bb}}")}),
-                 "held_out.hash aa there, bb here");
+  EXPECT_REFUSED(
+      with_rl(),
+      (Set{"stages[0].pretrain.data[0]={kind: sums, held_out: {fraction: 0.05, hash: aaaaaaaaaaaaaaaa}}",
+           task("{held_out: {fraction: 0.05, hash: bbbbbbbbbbbbbbbb}}")}),
+      "held_out.hash aaaaaaaaaaaaaaaa there, bbbbbbbbbbbbbbbb here");
   EXPECT_REFUSED(minimal(),
                  (Set{"stages[0].pretrain.data[0]={kind: sums}",
                       "stages[0].pretrain.eval.task={held_out: {fraction: 0.05}}"}),
@@ -99,9 +103,9 @@ TEST(recipe_validate, rollouts_fit) {
   EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.sampling.end_tokens=[]"}, "end_tokens", "empty list");
   EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.sampling.end_tokens=[\"ab\"]"}, "found \"ab\"",
                  "not one token");
-  EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.sampling.temperature=0"}, "temperature: found 0", "above 0");
-  EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.sampling.top_p=1.01"}, "top_p: found 1.01",
-                 "above 0, at most 1");
+  EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.sampling.temperature=0"}, "temperature: found 0",
+                 "from 0.001 to 1000");
+  EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.sampling.top_p=1.01"}, "top_p: found 1.01", "from 1e-06 to 1");
   EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.task={low: 5, high: 4}"}, "rl.task.low: found 5");
 }
 
@@ -236,6 +240,78 @@ TEST(recipe_rules, a_preset_and_tables_exclude_each_other) {
   EXPECT_REFUSED(minimal(), Set{"precision={override: {rl.sampler: [{format: bf16}]}}"}, "precision.override",
                  "has no effect without preset");
   EXPECT_REFUSED(minimal(), Set{"precision={preset: bf16, expanded_from: bf16}"}, "contradicts preset");
+}
+
+TEST(recipe_validate, promises_that_nothing_keeps_are_refused) {
+  EXPECT_REFUSED(minimal(), Set{"run.deterministic=false"}, "run.deterministic: found false",
+                 "allowed: true");
+  EXPECT_REFUSED(minimal(), Set{"run.allow_fault_injection=true"}, "run.allow_fault_injection: found true",
+                 "allowed: false");
+}
+
+// Sizes whose products leave 64 bits, or memory: a message, whatever the key.
+TEST(recipe_validate, sizes_beyond_all_machines_are_refused_key_by_key) {
+  const std::string pretrain = "stages[0].pretrain.", rl = "stages[1].rl.";
+  for (const std::string& key : {std::string("model.layers"),
+                                 std::string("model.hidden"),
+                                 std::string("model.heads"),
+                                 std::string("model.kv_heads"),
+                                 std::string("model.head_dim"),
+                                 std::string("model.vocabulary"),
+                                 std::string("model.max_positions"),
+                                 std::string("model.moe.experts"),
+                                 std::string("model.moe.top_k"),
+                                 std::string("model.moe.hidden"),
+                                 std::string("model.moe.shared_experts"),
+                                 std::string("model.moe.dense_layers"),
+                                 std::string("run.threads"),
+                                 pretrain + "steps",
+                                 pretrain + "batch.tokens",
+                                 pretrain + "batch.micro_sequences",
+                                 pretrain + "batch.length",
+                                 pretrain + "eval.tokens",
+                                 pretrain + "checkpoint.keep",
+                                 rl + "steps",
+                                 rl + "sampling.prompts",
+                                 rl + "sampling.samples",
+                                 rl + "sampling.max_tokens",
+                                 rl + "sampling.max_batch",
+                                 rl + "objective.epochs",
+                                 rl + "objective.mini_batches",
+                                 rl + "objective.micro_tokens",
+                                 rl + "task.high"}) {
+    for (const char* value : {"9223372036854775807", "9223372036854775806", "1e15"}) {
+      EXPECT_NE(errors_of(with_rl(), {key + "=" + value}), "") << key << " " << value;
+    }
+  }
+}
+
+TEST(recipe_validate, sizes_that_are_legal_alone_are_refused_together) {
+  EXPECT_REFUSED(minimal(), (Set{"model.hidden=16777216", "model.moe.hidden=16777216"}),
+                 "r.yaml:2:3: model: found sizes", "parameters", "at most");
+  EXPECT_REFUSED(with_rl(), (Set{"stages[1].rl.sampling={prompts: 1e5, samples: 1e5}"}),
+                 "10000000000 completions");
+  EXPECT_REFUSED(with_rl(), (Set{"stages[1].rl.steps=1e9", "stages[1].rl.objective.mini_batches=8"}),
+                 "stages", "updates in all", "4294967296");
+  EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.task={low: 0, high: 99999}"}, "rl.task.high: found 99999",
+                 "5000050000 pairs", "at most 10000000");
+  EXPECT_EQ(accepted(with_rl(), {"stages[1].rl.task={low: 0, high: 999}"}), "");
+}
+
+TEST(recipe_validate, every_source_has_an_effect) {
+  const std::string data = "stages[0].pretrain.data=";
+  EXPECT_REFUSED(minimal(), Set{data + "[{paths: a}, {name: b, paths: b, weight: 0}]"},
+                 "data[1].weight: found 0", "nothing is ever read");
+  EXPECT_EQ(
+      accepted(minimal(), {data + "[{paths: a}, {name: b, paths: b, weight: 0, held_out: {fraction: 0.5}}]"}),
+      "");
+  EXPECT_REFUSED(minimal(), Set{data + "[{paths: a}, {name: b, paths: b, weight: 1e-4}]"},
+                 "data[1].weight: found 0.0001", "at least 0.001");
+  EXPECT_REFUSED(minimal(), Set{data + "[{paths: a, separator: \"a\\nb\"}]"}, "data[0].separator",
+                 "one line");
+  EXPECT_REFUSED(minimal(), Set{data + "[{kind: sums, held_out: {fraction: 0.1, hash: ABC}}]"},
+                 "held_out.hash: found ABC", "16 hexadecimal digits");
+  EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.eval.prompts=[a, '']"}, "eval.prompts", "an empty text");
 }
 
 }  // namespace
