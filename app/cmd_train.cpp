@@ -1,5 +1,6 @@
 #include "app/command.h"
 #include "engine/recipe/load.h"
+#include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
 #include "kernels/base/check.h"
 
@@ -8,6 +9,7 @@ namespace fp4t {
 int cmd_train(const AppOptions& options) {
   const Recipe recipe = load_recipe(options.recipe.config, options.recipe.overrides).recipe;
   refuse_unserved_launch();
+  install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   const RunLock lock(recipe.run.dir);
   const ResumePoint resume = find_resume(recipe.run);

@@ -276,7 +276,7 @@ void Run::judge(const StepReport& report, const std::string& policy, int64_t max
   }
   skipped += 1;
   state.counters["skipped_updates"] += 1;
-  const std::string what = detail::concat(stage().name, " step ", state.step, ": ", report.nonfinite,
+  const std::string what = detail::concat(stage().name, " step ", state.step + 1, ": ", report.nonfinite,
                                           " non-finite values in gradients or operands");
   if (policy == "stop") throw NonFiniteError(what + "; weights are unchanged (on_nonfinite: stop)");
   if (skipped > static_cast<double>(max_skips)) {

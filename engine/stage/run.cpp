@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/stage/context.h"
-#include "engine/stage/signals.h"
 
 namespace fp4t {
 
@@ -88,7 +87,6 @@ void refuse_unserved_launch() {
 
 void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
                 const ResumePoint& resume) {
-  install_stop_handlers();
   Run run(queue, comm, plan, options, resume);
   write_plan(plan);
   run.console.line(describe(plan));

@@ -271,7 +271,8 @@ TEST_F(Cli, errors_of_a_recipe_come_all_at_once_with_their_places) {
     EXPECT_TRUE(std::regex_search(line, std::regex("^(fp4train: )?recipe\\.yaml:[0-9]+:[0-9]+: "))) << line;
   }
   EXPECT_GE(count, 3) << exit.errors;
-  for (const char* part : {"run.sead", "seed", "model.layers", "two", "duplicate key heads", "recipe.yaml:2:"}) {
+  for (const char* part :
+       {"run.sead", "seed", "model.layers", "two", "duplicate key heads", "recipe.yaml:2:"}) {
     EXPECT_NE(exit.errors.find(part), std::string::npos) << part << " in\n" << exit.errors;
   }
 }

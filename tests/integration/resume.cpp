@@ -53,6 +53,20 @@ TEST_F(Resume, every_stop_signal_saves_exits_75_and_the_same_command_goes_on) {
   expect_equal_to_uninterrupted();
 }
 
+TEST_F(Resume, a_stop_signal_that_comes_while_a_run_is_starting_is_not_lost) {
+  for (int start = 0; start < 2; ++start) {  // a new run, then one that verifies a checkpoint first
+    std::filesystem::remove(run_ + "/lock");
+    Process process(folder_.path(), train_args());
+    ASSERT_TRUE(wait_until([&] { return std::filesystem::exists(run_ + "/lock"); }));
+    process.signal(SIGTERM);
+    const Exit exit = process.wait();
+    EXPECT_EQ(exit.code, 75) << exit.errors << exit.output;
+    EXPECT_EQ(count_steps(run_, "pretrain"), 0);
+  }
+  train(folder_.path());
+  expect_equal_to_uninterrupted();
+}
+
 TEST_F(Resume, two_runs_from_scratch_are_equal_with_other_threads_and_another_folder) {
   train(folder_.path(), {"--set", "run.threads=1", "--set", "run.dir=elsewhere"});
   expect_same_outcome(folder_ / "elsewhere", *reference_ / "run");
