@@ -1,7 +1,6 @@
 // A command of the binary: a word, what it does, its options, its body. One file a command; no logic here.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 

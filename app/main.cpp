@@ -1,4 +1,5 @@
 // The command line: a table of commands and one try block that maps exceptions to exit codes.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <map>
