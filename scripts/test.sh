@@ -17,6 +17,6 @@ while [ $# -gt 0 ]; do
   shift
 done
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
-cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON "${options[@]}"
+cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON ${options[@]+"${options[@]}"}
 cmake --build "$build_dir"
 ctest --test-dir "$build_dir" "${label[@]}" --output-on-failure --no-tests=error
