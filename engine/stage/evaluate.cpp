@@ -43,6 +43,7 @@ GenerateOptions evaluation_options(Run& run, const EvalSpec& spec, double temper
                          static_cast<uint32_t>(run.state.attempted_updates), 0);
   options.progress = [&run](int64_t done, int64_t total) {
     run.console.status(detail::concat("evaluating ", done, "/", total));
+    run.stop_if_requested();
   };
   return options;
 }
@@ -65,6 +66,7 @@ HeldOutLoss held_out_loss(Run& run, const Corpus& corpus, const std::vector<Data
     TokenBatch batch;
     auto flush = [&] {
       if (batch.size() == 0) return;
+      run.stop_if_requested();
       const auto [l, n] = batch_loss(run, batch);
       loss += l;
       tokens += n;
@@ -169,6 +171,17 @@ void evaluate(Run& run, const Corpus* corpus, const std::vector<DataSourceSpec>&
     }
   }
   run.write_metrics("eval", record);
+  run.state.texts[evaluated_key(static_cast<size_t>(run.state.stage))] = std::to_string(run.state.step);
+}
+
+void evaluate_if_due(Run& run, const Corpus* corpus, const std::vector<DataSourceSpec>& sources,
+                     const EvalSpec& spec) {
+  const RunState& state = run.state;
+  if (spec.every == 0 || state.step == 0 || state.step % spec.every != 0) return;
+  if (state.step == run.stage().steps) return;  // the one at the end of the stage
+  const auto made = state.texts.find(evaluated_key(static_cast<size_t>(state.stage)));
+  if (made != state.texts.end() && made->second == std::to_string(state.step)) return;
+  evaluate(run, corpus, sources, spec, "");
 }
 
 }  // namespace fp4t

@@ -33,9 +33,13 @@ std::vector<std::string> text_samples(Run& run, const EvalSpec& spec);
 // End tokens of evaluations: newline and <eod>.
 std::vector<int32_t> default_end_tokens(const Tokenizer& tokenizer);
 
+// A stop request is answered in the middle: the state that is saved lacks the evaluation, which is made anew.
 // All of the above at the current step: logs, writes a metrics line of kind "eval", and keeps the figures
 // in the run's counters under "eval.<moment>." (moment: start, end, or "" for in between).
 void evaluate(Run& run, const Corpus* corpus, const std::vector<DataSourceSpec>& sources,
               const EvalSpec& spec, const std::string& moment);
+// The one in between, when the stage's present step asks for it and its state has not got it yet.
+void evaluate_if_due(Run& run, const Corpus* corpus, const std::vector<DataSourceSpec>& sources,
+                     const EvalSpec& spec);
 
 }  // namespace fp4t

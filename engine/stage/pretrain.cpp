@@ -110,6 +110,7 @@ void run_pretrain(Run& run) {
   const bool begins = !is_started(state, static_cast<size_t>(state.stage));
   if (begins) evaluate(run, corpus.get(), spec.data, spec.eval, "start");
   run.check_data(data_key(static_cast<size_t>(state.stage)), stage.name, corpus->fingerprint());
+  evaluate_if_due(run, corpus.get(), spec.data, spec.eval);  // a stop may have cut it off
   const int64_t sequences = spec.batch.tokens / spec.batch.length;
   double speed_tokens = 0, speed_seconds = 0;
   while (state.step < stage.steps) {
@@ -160,9 +161,7 @@ void run_pretrain(Run& run) {
                   report.applied ? "" : " SKIPPED");
     run.console.line(line);
     const bool last = state.step == stage.steps;
-    if (spec.eval.every > 0 && state.step % spec.eval.every == 0 && !last) {
-      evaluate(run, corpus.get(), spec.data, spec.eval, "");
-    }
+    evaluate_if_due(run, corpus.get(), spec.data, spec.eval);
     if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);
   }
   evaluate(run, corpus.get(), spec.data, spec.eval, "end");

@@ -10,6 +10,7 @@ namespace fp4t {
 std::string span_steps_key(size_t stage) { return "span_steps." + std::to_string(stage); }
 std::string data_key(size_t stage) { return "corpus." + std::to_string(stage); }
 std::string task_key(size_t stage) { return "task." + std::to_string(stage); }
+std::string evaluated_key(size_t stage) { return "evaluated." + std::to_string(stage); }
 
 bool is_started(const RunState& state, size_t stage) {
   return state.texts.count(data_key(stage)) != 0 || state.texts.count(task_key(stage)) != 0;

@@ -22,6 +22,7 @@ struct ResumePoint {
 std::string span_steps_key(size_t stage);  // steps that percentages refer to
 std::string data_key(size_t stage);        // fingerprint of the data
 std::string task_key(size_t stage);        // hash of the held-out problems
+std::string evaluated_key(size_t stage);   // step of the last evaluation
 // Whether a stage has made its first evaluation.
 bool is_started(const RunState& state, size_t stage);
 

@@ -367,6 +367,7 @@ void run_rl(Run& run) {
     evaluate(run, text.corpus.get(), text.sources, spec.eval, "start");
     state.texts[key] = task->held_out_hash();
   }
+  evaluate_if_due(run, text.corpus.get(), text.sources, spec.eval);  // a stop may have cut it off
   const int64_t total_updates = stage.steps * stage.updates_per_step;
   double seconds_a_step = 0;
   while (state.step < stage.steps) {
@@ -387,9 +388,7 @@ void run_rl(Run& run) {
     print_step(run, state.rollout, seconds, seconds_a_step);
     end_step(run, spec);
     const bool last = state.step == stage.steps;
-    if (spec.eval.every > 0 && state.step % spec.eval.every == 0 && !last) {
-      evaluate(run, text.corpus.get(), text.sources, spec.eval, "");
-    }
+    evaluate_if_due(run, text.corpus.get(), text.sources, spec.eval);
     if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);
   }
   evaluate(run, text.corpus.get(), text.sources, spec.eval, "end");

@@ -206,7 +206,7 @@ TEST_F(Cli, generate_needs_no_rule_about_how_the_run_was_kept) {
 }
 
 TEST_F(Cli, selfcheck_counts_equal_cases_and_fails_on_others) {
-  const std::string golden = std::string(std::getenv("FP4T_TEST_SOURCE")) + "/tests/golden/quantise.jsonl";
+  const std::string golden = from_environment("FP4T_TEST_SOURCE") + "/tests/golden/quantise.jsonl";
   const Exit good = run({"selfcheck", "--golden", golden});
   EXPECT_EQ(good.code, 0);
   EXPECT_EQ(good.output, "260 cases, 260 equal\n");

@@ -11,7 +11,7 @@ namespace {
 
 std::string pretrain(const std::string& keys) {
   return R"(  - pretrain:
-      steps: 4
+      steps: 8
       data: [{kind: sums, low: 0, high: 4, end_of_document: false}]
 )" + keys;
 }
@@ -103,9 +103,10 @@ TEST_F(Faults, completions_of_an_end_token_alone_are_one_token_long) {
 
 // Values that are not finite -------------------------------------------------------------------------
 
-// One update of this size takes the weights so far that no product is finite any more.
+// The largest learning rate and weight decay that a recipe may have multiply the weights by -999999 an
+// update: the third takes them so far that no product is finite any more.
 const std::string kExplosion =
-    "      optimizer: {learning_rate: 1e30, clip_norm: 0}\n"
+    "      optimizer: {learning_rate: 1000, weight_decay: 1000, clip_norm: 0}\n"
     "      schedule: {kind: constant}\n"
     "      checkpoint: {every: 1, keep: 9}\n";
 
@@ -114,15 +115,15 @@ TEST_F(Faults, skipped_updates_change_no_weight_and_too_many_stop_the_run) {
   for (int again = 0; again < 2; ++again) {
     const Exit exit = run_binary(folder_.path(), train_args());
     EXPECT_EQ(exit.code, 71) << exit.errors << exit.output;
-    EXPECT_NE(exit.errors.find("pretrain step 4: "), std::string::npos) << exit.errors;
+    EXPECT_NE(exit.errors.find("pretrain step 6: "), std::string::npos) << exit.errors;
     EXPECT_NE(exit.errors.find("more than 2 updates skipped in a row"), std::string::npos) << exit.errors;
     EXPECT_NE(exit.output.find("the update was skipped"), std::string::npos || again == 1);
-    EXPECT_EQ(figures("pretrain", "applied"), (std::vector<double>{1, 0, 0}));
+    EXPECT_EQ(figures("pretrain", "applied"), (std::vector<double>{1, 1, 1, 0, 0}));
     EXPECT_GT(figures("pretrain", "nonfinite").back(), 0);
-    EXPECT_EQ(model_at("step_0_2_0"), model_at("step_0_1_0"));
-    EXPECT_EQ(model_at("step_0_3_0"), model_at("step_0_1_0"));
+    EXPECT_EQ(model_at("step_0_4_0"), model_at("step_0_3_0"));
+    EXPECT_EQ(model_at("step_0_5_0"), model_at("step_0_3_0"));
     const std::string text = run_binary(folder_.path(), {"inspect", "run"}).output;
-    EXPECT_NE(text.find("updates attempted 3, applied 1"), std::string::npos) << text;
+    EXPECT_NE(text.find("updates attempted 5, applied 3"), std::string::npos) << text;
     EXPECT_NE(text.find("skipped_updates = 2"), std::string::npos) << text;
   }
 }
@@ -131,9 +132,9 @@ TEST_F(Faults, the_stop_policy_stops_before_the_weights_change) {
   use(pretrain(kBatch + kExplosion + "      on_nonfinite: stop\n"));
   const Exit exit = run_binary(folder_.path(), train_args());
   EXPECT_EQ(exit.code, 71) << exit.errors;
-  EXPECT_NE(exit.errors.find("pretrain step 2: "), std::string::npos) << exit.errors;
+  EXPECT_NE(exit.errors.find("pretrain step 4: "), std::string::npos) << exit.errors;
   EXPECT_NE(exit.errors.find("weights are unchanged"), std::string::npos) << exit.errors;
-  EXPECT_EQ(figures("pretrain", "applied"), std::vector<double>{1});
+  EXPECT_EQ(figures("pretrain", "applied"), (std::vector<double>{1, 1, 1}));
 }
 
 TEST_F(Faults, a_quantised_run_notices_values_that_are_not_finite_too) {
@@ -142,20 +143,33 @@ TEST_F(Faults, a_quantised_run_notices_values_that_are_not_finite_too) {
   EXPECT_EQ(exit.code, 71) << exit.errors;
 }
 
-TEST_F(Faults, rl_stops_on_values_that_are_not_finite_as_well) {
-  use(rl("low: 0, high: 4", "max_tokens: 3",
-         "      objective: {drop_zero_advantage: false, kl: 0.5, mini_batches: 4}\n"
-         "      optimizer: {learning_rate: 1e30, clip_norm: 0}\n      max_skips: 1\n"));
+std::string exploding_rl(const std::string& mini_batches) {
+  return rl("low: 0, high: 4", "max_tokens: 3",
+            "      objective: {drop_zero_advantage: false, kl: 0.5, mini_batches: " + mini_batches +
+                "}\n      optimizer: {learning_rate: 1000, weight_decay: 1000, clip_norm: 0}\n"
+                "      schedule: {kind: constant}\n      max_skips: 1\n");
+}
+
+TEST_F(Faults, rl_stops_on_updates_that_are_not_finite_as_well) {
+  use(exploding_rl("8"));
   const Exit exit = run_binary(folder_.path(), train_args());
   EXPECT_EQ(exit.code, 71) << exit.errors << exit.output;
-  EXPECT_NE(exit.errors.find("rl step "), std::string::npos) << exit.errors;
+  EXPECT_NE(exit.errors.find("rl step 1: "), std::string::npos) << exit.errors;
+  EXPECT_NE(exit.errors.find("more than 1 updates skipped in a row"), std::string::npos) << exit.errors;
+}
+
+TEST_F(Faults, nothing_is_sampled_from_logits_that_are_not_finite) {
+  use(exploding_rl("3"));
+  const Exit exit = run_binary(folder_.path(), train_args());
+  EXPECT_EQ(exit.code, 71) << exit.errors << exit.output;
+  EXPECT_NE(exit.errors.find("NaN or infinite logits"), std::string::npos) << exit.errors;
 }
 
 // How a batch is cut ---------------------------------------------------------------------------------
 
 class Split : public Faults {
  protected:
-  // Four steps of eight sequences; every cut's figures of the same name.
+  // Eight steps of eight sequences; every cut's figures of the same name.
   std::vector<std::vector<double>> cuts(const std::string& name, const std::string& precision) {
     std::vector<std::vector<double>> all;
     for (const char* sequences : {"8", "4", "1"}) {
@@ -169,8 +183,8 @@ class Split : public Faults {
   }
   static void expect_near(const std::vector<std::vector<double>>& all, double relative) {
     for (const auto& figures : all) {
-      ASSERT_EQ(figures.size(), 4u);
-      for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(figures[i], all[0][i], relative * all[0][i]) << "step " << i;
+      ASSERT_EQ(figures.size(), 8u);
+      for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(figures[i], all[0][i], relative * all[0][i]) << "step " << i;
     }
   }
 };

@@ -40,6 +40,12 @@ void write_text(const std::string& path, const std::string& text) {
   if (!(out << text)) throw std::runtime_error("cannot write " + path);
 }
 
+std::string from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  if (!value) throw std::runtime_error(std::string(name) + " is not set; ctest sets it");
+  return value;
+}
+
 namespace {
 
 // Between fork and exec: only calls that are safe there.
@@ -53,8 +59,7 @@ void redirect(int to, const char* path) {
 Process::Process(const std::string& folder, const std::vector<std::string>& args,
                  const std::map<std::string, std::string>& environment) {
   static std::atomic<int> count{0};
-  const char* binary = std::getenv("FP4T_TEST_BINARY");
-  if (!binary) throw std::runtime_error("FP4T_TEST_BINARY is not set");
+  const std::string binary = from_environment("FP4T_TEST_BINARY");
   const int number = count++;
   out_ = folder + "/stdout." + std::to_string(number);
   err_ = folder + "/stderr." + std::to_string(number);
@@ -70,7 +75,7 @@ Process::Process(const std::string& folder, const std::vector<std::string>& args
     redirect(STDERR_FILENO, err_.c_str());
     if (::chdir(folder.c_str()) != 0) ::_exit(126);
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-    ::execv(binary, argv.data());
+    ::execv(binary.c_str(), argv.data());
     ::_exit(127);
   }
 }

@@ -29,6 +29,9 @@ class ScratchFolder {
 std::string read_text(const std::string& path);  // "" when it is not there
 void write_text(const std::string& path, const std::string& text);
 
+// The value of a variable that ctest sets (tests/CMakeLists.txt).
+std::string from_environment(const char* name);
+
 struct Exit {
   int code = 0;        // 128 + number when a signal ended it
   std::string output;  // stdout
