@@ -67,6 +67,34 @@ TEST_F(Resume, a_stop_signal_that_comes_while_a_run_is_starting_is_not_lost) {
   expect_equal_to_uninterrupted();
 }
 
+TEST_F(Resume, a_stop_inside_an_evaluation_cuts_it_off_and_it_is_made_again) {
+  std::vector<std::string> often;  // completions enough that the signal falls among them
+  for (const char* key :
+       {"stages.0.pretrain.eval.prompts=[]", "stages.0.pretrain.eval.task_samples=300",
+        "stages.0.pretrain.eval.max_tokens=16", "stages.0.pretrain.eval.every=5",
+        "stages.0.pretrain.eval.task={kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}"}) {
+    often.insert(often.end(), {"--set", key});
+  }
+  std::vector<std::string> elsewhere = often;
+  elsewhere.insert(elsewhere.end(), {"--set", "run.dir=elsewhere"});
+  train(folder_.path(), elsewhere);
+  for (const int64_t step : {0, 5, 16}) {  // at the start, in between, at the end of pretraining
+    Process process(folder_.path(), train_args(often));
+    ASSERT_TRUE(wait_until([&] {
+      return step > 0 ? count_steps(run_, "pretrain") == step
+                      : read_text(run_ + "/log.txt").find("stage 1 of 2") != std::string::npos;
+    }));
+    sleep_seconds(0.01);
+    process.signal(SIGTERM);
+    const Exit exit = process.wait();
+    EXPECT_EQ(exit.code, 75) << exit.errors << exit.output;
+    EXPECT_EQ(fs::path(latest_checkpoint_of(run_)).filename(), "step_0_" + std::to_string(step) + "_0");
+    for (const auto& line : metrics_of(run_, "eval")) EXPECT_NE(line.at("step"), step) << "not cut off";
+  }
+  train(folder_.path(), often);
+  expect_same_outcome(run_, folder_ / "elsewhere");
+}
+
 TEST_F(Resume, two_runs_from_scratch_are_equal_with_other_threads_and_another_folder) {
   train(folder_.path(), {"--set", "run.threads=1", "--set", "run.dir=elsewhere"});
   expect_same_outcome(folder_ / "elsewhere", *reference_ / "run");
