@@ -132,7 +132,9 @@ TEST_F(CorpusTest, held_out_documents_never_appear_in_training) {
   ASSERT_GT(training.size(), 80u);
   // A whole document starts with a letter; pieces that continue one may share digits.
   for (const auto& d : held_out) {
-    if (d.size() > 5 && d[0] >= 'a') EXPECT_EQ(training.count(d), 0u) << d;
+    if (d.size() > 5 && d[0] >= 'a') {
+      EXPECT_EQ(training.count(d), 0u) << d;
+    }
   }
 }
 
