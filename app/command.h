@@ -20,7 +20,7 @@ struct AppOptions {
   std::string checkpoint;    // inspect, generate
   bool verify = false;       // inspect
   std::string prompt;        // generate
-  int64_t max_tokens = 128;  // generate
+  int64_t max_tokens = 0;    // generate; 0: 128, or what fits
   double temperature = 1.0;  // generate
   double top_p = 1.0;        // generate
   uint64_t seed = 1;         // generate

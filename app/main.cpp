@@ -43,10 +43,11 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   CLI::App* generate = add("generate", "continue a text from a checkpoint", fp4t::cmd_generate);
   generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
-  generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens")->check(CLI::PositiveNumber);
+  generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
+      ->check(CLI::PositiveNumber);
   generate->add_option("--temperature", o.temperature, "0: greedy")->check(CLI::NonNegativeNumber);
   generate->add_option("--top-p", o.top_p, "probability mass to draw from")->check(CLI::Range(1e-6, 1.0));
-  generate->add_option("--seed", o.seed, "of the draws")->check(CLI::NonNegativeNumber);
+  generate->add_option("--seed", o.seed, "seed of the draws")->check(CLI::NonNegativeNumber);
   generate->add_option("--samples", o.samples, "how many continuations")->check(CLI::PositiveNumber);
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")

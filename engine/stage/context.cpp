@@ -256,6 +256,17 @@ void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {
   state.metrics_lines = metrics->lines();
 }
 
+void Run::note_kernels() {
+  std::vector<std::string> now = model.kernels_used();
+  if (now == kernels_) return;
+  kernels_ = std::move(now);
+  std::string text;
+  for (const std::string& line : kernels_) text += line + "\n";
+  write_text_file(plan.run.dir + "/kernels.txt", text);
+  console.line(
+      detail::concat("kernels: ", kernels_.size(), " products, listed in ", plan.run.dir, "/kernels.txt"));
+}
+
 double Run::sum(const std::string& name) const {
   const auto it = state.counters.find("step." + name);
   return it == state.counters.end() ? 0.0 : it->second;

@@ -53,6 +53,8 @@ class Run {
   // Remembers the fingerprint of a stage's data under `key`; it may change later only by an accepted change.
   void check_data(const std::string& key, const std::string& stage_name, const std::string& fingerprint);
   void write_metrics(const std::string& kind, const MetricsRecord& record);
+  // Lists the kernel of every product in <run dir>/kernels.txt, whenever it is not what it was before.
+  void note_kernels();
   // Seconds of this run, earlier processes included.
   double seconds() const;
   const std::string& last_checkpoint() const { return last_checkpoint_; }
@@ -88,6 +90,7 @@ class Run {
   bool reference_is_in_use() const;
 
   std::string last_checkpoint_;
+  std::vector<std::string> kernels_;
   double earlier_seconds_ = 0;
   int64_t restarts_ = 0;
   bool changes_accepted_ = false;

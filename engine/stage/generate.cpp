@@ -1,5 +1,7 @@
 #include "engine/stage/generate.h"
 
+#include <algorithm>
+
 #include "engine/recipe/load.h"
 #include "engine/rl/sampler.h"
 #include "engine/stage/resume.h"
@@ -19,11 +21,14 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   const auto tokenizer = make_tokenizer(plan.tokenizer);
   const std::vector<int32_t> prompt = tokenizer->encode(request.prompt);
   if (prompt.empty()) throw RecipeError("--prompt: an empty text has no token to continue");
-  const auto length = static_cast<int64_t>(prompt.size()) + request.max_tokens;
+  constexpr int64_t kUsualTokens = 128;
+  const int64_t room = plan.model.max_positions - static_cast<int64_t>(prompt.size());
+  const int64_t max_tokens =
+      request.max_tokens > 0 ? request.max_tokens : std::max<int64_t>(1, std::min(kUsualTokens, room));
+  const auto length = static_cast<int64_t>(prompt.size()) + max_tokens;
   if (length > plan.model.max_positions) {
-    throw RecipeError(detail::concat("--prompt of ", prompt.size(), " tokens and --max-tokens ",
-                                     request.max_tokens, " exceed model.max_positions ",
-                                     plan.model.max_positions));
+    throw RecipeError(detail::concat("--prompt of ", prompt.size(), " tokens and --max-tokens ", max_tokens,
+                                     " exceed model.max_positions ", plan.model.max_positions));
   }
   size_for_generation(plan, static_cast<int64_t>(prompt.size()), length, request.samples);
   Queue queue = machine.backend == Backend::kCuda ? Queue::cuda(0) : Queue::cpu(machine.num_threads);
@@ -39,7 +44,7 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   GenerateOptions options;
   options.temperature = request.temperature;
   options.top_p = request.top_p;
-  options.max_tokens = request.max_tokens;
+  options.max_tokens = max_tokens;
   options.max_batch = plan.max_cache_slots;
   options.end_tokens = {tokenizer->end_of_document()};
   options.key = site_key(request.seed, Purpose::kGenerate, 0, 0, 0, 0);

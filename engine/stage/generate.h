@@ -10,7 +10,7 @@ namespace fp4t {
 struct TextRequest {
   std::string checkpoint;
   std::string prompt;
-  int64_t max_tokens = 128;
+  int64_t max_tokens = 0;  // 0: 128, or what the model's positions have room for
   double temperature = 1.0;
   double top_p = 1.0;
   uint64_t seed = 1;

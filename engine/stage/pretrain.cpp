@@ -146,6 +146,7 @@ void run_pretrain(Run& run) {
     run.report_operand_stats(record);
     run.clear_sums();
     run.write_metrics("step", record);
+    run.note_kernels();
 
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     speed_tokens = 0.9 * speed_tokens + static_cast<double>(spec.batch.tokens);

@@ -312,6 +312,7 @@ void end_step(Run& run, const RlSpec& spec) {
   silent = no_signal ? silent + 1 : 0;
   state.rollout = {};
   run.write_metrics("step", record);
+  run.note_kernels();
   if (silent > 0 && std::fmod(silent, 20.0) == 0) {
     run.console.warn(detail::concat(silent,
                                     " steps in a row without any learning signal: every group has equal "

@@ -94,7 +94,6 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
       std::visit([](const auto& s) -> const CheckpointSpec& { return s.checkpoint; }, run.stage().spec);
   const std::string space = run.store.space_warning(plan.memory.checkpoint_bytes, checkpoint.keep);
   if (!space.empty()) run.console.warn(space);
-  for (const std::string& kernel : run.model.kernels_used()) run.console.line("kernel " + kernel);
   RunState& state = run.state;
   const auto count = static_cast<int64_t>(plan.stages.size());
   bool moved = false;
