@@ -96,7 +96,8 @@ std::string describe_checkpoint(const std::string& path, bool verify);
 // Throws MissingInputError.
 std::string find_checkpoint(const std::string& path);
 
-// Held while a process works in a run folder; a second one is refused (RecipeError naming its pid).
+// Held while a process works in a run folder; a second one is refused (RecipeError naming its pid) when the
+// first still holds it after a few seconds.
 class RunLock {
  public:
   explicit RunLock(const std::string& run_dir);

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "engine/store/checkpoint.h"
 #include "kernels/base/check.h"
@@ -20,6 +22,19 @@ std::string holder_of(int fd) {
   return pid.empty() ? "unknown" : pid;
 }
 
+// A process that was just killed holds its files until its memory is torn down; the same command, started at
+// once, must not be refused for it.
+constexpr auto kPatience = std::chrono::seconds(3);
+
+bool lock_within_patience(int fd) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
 }  // namespace
 
 RunLock::RunLock(const std::string& run_dir) {
@@ -28,7 +43,7 @@ RunLock::RunLock(const std::string& run_dir) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0) throw SaveError(detail::concat("cannot open '", path, "': ", std::strerror(errno)));
   // The kernel drops the lock with its last holder, so a killed process never leaves one behind.
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+  if (!lock_within_patience(fd_)) {
     const int error = errno;
     const std::string holder = holder_of(fd_);
     ::close(fd_);

@@ -439,7 +439,7 @@ TEST_F(Cli, a_second_process_on_a_run_folder_is_refused_naming_the_first) {
                 "run folder 'run' is in use by process " + std::to_string(first.pid()));
   EXPECT_TRUE(first.running());
   first.signal(SIGKILL);
-  first.wait();
+  // The next one starts while the first is still being torn down.
   Process next(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=100000"}));
   EXPECT_TRUE(wait_until([&] {
     return read_text(run_ + "/log.txt").find("resuming from ") != std::string::npos;
