@@ -11,12 +11,14 @@ options=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --all) label=() ;;
-    --build-dir) build_dir="$2"; shift ;;
+    --build-dir) build_dir="${2:?--build-dir needs a folder}"; shift ;;
     *) options+=("$1") ;;
   esac
   shift
 done
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
+begin=$SECONDS
 cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON ${options[@]+"${options[@]}"}
 cmake --build "$build_dir"
+echo "== tests built in $((SECONDS - begin)) s"
 ctest --test-dir "$build_dir" "${label[@]}" --output-on-failure --no-tests=error
