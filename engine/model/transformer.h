@@ -25,7 +25,7 @@ struct OperandStats {
   Module module;
   GemmRole gemm;
   OperandRole operand;
-  double stat[8];  // QuantStat
+  double stat[kNumQuantStats];  // QuantStat
 };
 
 // How a forward-backward computes.

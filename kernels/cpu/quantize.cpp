@@ -266,6 +266,7 @@ void add_stats(const Quantize& q, const Scan& scan, const std::vector<Region>& r
     stats[kStatFlushed] += static_cast<double>(c.flushed);
     stats[kStatClipped] += static_cast<double>(c.clipped);
     stats[kStatChoseFour] += static_cast<double>(c.chose_four);
+    stats[kStatInexact] += static_cast<double>(c.inexact);
     if (!q.measure_error) continue;
     stats[kStatErrorEnergy] += c.error_energy;
     stats[kStatSignalEnergy] += c.signal_energy;

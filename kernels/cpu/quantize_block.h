@@ -7,6 +7,7 @@
 
 #include "kernels/base/philox.h"
 #include "kernels/cpu/quantize_tile.h"
+#include "kernels/formats/bf16.h"
 #include "kernels/formats/hadamard.h"
 #include "kernels/formats/quant.h"
 
@@ -14,7 +15,7 @@ namespace fp4t::cpu {
 
 // What one worker counts; integers and FP64 sums, added up in a fixed order.
 struct QuantCounts {
-  int64_t flushed = 0, clipped = 0, chose_four = 0;
+  int64_t flushed = 0, clipped = 0, chose_four = 0, inexact = 0;
   double error_energy = 0, signal_energy = 0;
 };
 
@@ -26,6 +27,12 @@ struct CoderSettings {
   bool count = false;    // flushed, clipped, chose_four
   bool measure = false;  // energies
 };
+
+// Whether BF16 holds a finite value that was computed in FP64.
+inline bool fits_bf16(double value) {
+  const float narrow = static_cast<float>(value);
+  return double{narrow} == value && (bits_of(narrow) & 0xFFFFu) == 0u;
+}
 
 // Rotation and rounding to BF16 as the spec says; no-op without a rotation.
 void rotate_tile(const CoderSettings& settings, int unit, Tile& tile);

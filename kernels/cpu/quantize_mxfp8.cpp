@@ -39,6 +39,20 @@ void count_block(const Lanes* v, const LaneBits* code, const Lanes& factor, bool
   }
 }
 
+// Scales of 2^-124 to 2^119 leave every product with a code exact in BF16 (NUMERICS.md section 0.0).
+int64_t inexact_values(const LaneBits* code, const LaneBits& scale) {
+  int64_t inexact = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    if (scale[l] >= 127 - 124 && scale[l] <= 127 + 119) continue;
+    const double s = double{e8m0_value(scale[l])};
+    for (int i = 0; i < kBlock; ++i) {
+      const double q = double{e4m3_value(code[i][l])};
+      inexact += q == q && !fits_bf16(q * s) ? 1 : 0;
+    }
+  }
+  return inexact;
+}
+
 void store_codes(const Region& region, int64_t row0, int64_t k, const LaneBits* word, int rows) {
   for (int l = 0; l < rows; ++l) {
     uint32_t out[kBlock / 4];
@@ -84,7 +98,9 @@ void code_tile_mxfp8(const CoderSettings& settings, const Region& region, int64_
       region.block_scales[(row0 + l) * (region.length / kBlock) + k / kBlock] =
           static_cast<uint8_t>(scale[l]);
     }
-    if (settings.count) count_block(v, code, factor, settings.measure, counts);
+    if (!settings.count) continue;
+    count_block(v, code, factor, settings.measure, counts);
+    counts.inexact += inexact_values(code, scale);
   }
 }
 

@@ -189,6 +189,17 @@ void count_block(const Region& region, const Lanes* v, const Block& block, const
   }
 }
 
+// q*s counts in 2^-10 and stays below 2^12, so these scales leave q*s*S_dec exact in BF16.
+int64_t inexact_values(const Block& block, const LaneScales& scales) {
+  int64_t inexact = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    if (scales.decode[l] >= 0x1p-123f && scales.decode[l] <= 0x1p115f) continue;
+    const double s = double{e4m3_value(block.scale[l])} * double{scales.decode[l]};
+    for (int i = 0; i < kBlock; ++i) inexact += fits_bf16(double{e2m1_value(block.code[i][l])} * s) ? 0 : 1;
+  }
+  return inexact;
+}
+
 void code_block(const CoderSettings& settings, const Region& region, int64_t row0, int64_t k, const Lanes* v,
                 const LaneScales& scales, QuantCounts& counts) {
   const QuantSpec& spec = settings.spec;
@@ -217,7 +228,9 @@ void code_block(const CoderSettings& settings, const Region& region, int64_t row
     code_nearest(v, block);
   }
   store_block(region, row0, k, tile, block);
-  if (settings.count) count_block(region, v, block, scales, settings.measure, counts);
+  if (!settings.count) return;
+  count_block(region, v, block, scales, settings.measure, counts);
+  if (spec.scale_round == ScaleRound::kPow2) counts.inexact += inexact_values(block, scales);
 }
 
 // Provisional scales and codes of one block, and its part of the rotation group's two sums.

@@ -95,7 +95,8 @@ enum QuantStat : int {
   kStatChoseFour = 5,     // blocks where four-over-six chose 4
   kStatErrorEnergy = 6,   // sum of (dequantised - x)^2, only when the op measures errors
   kStatSignalEnergy = 7,  // sum of x^2, likewise
-  kNumQuantStats = 8,
+  kStatInexact = 8,       // values that BF16 cannot hold: q*s of MXFP8, q*s*S_dec with scale_round pow2
+  kNumQuantStats = 9,
 };
 
 // Names as recipes and reports write them ("nvfp4", "four_over_six", "1x16", ...).

@@ -144,6 +144,59 @@ TEST(Faults, a_nan_or_infinity_is_seen_at_every_place_of_a_block_in_both_orienta
   }
 }
 
+// Values of a coded row that BF16 cannot hold, counted from its codes.
+int64_t inexact_in_row(const Operand& q, int64_t row) {
+  const QuantSpec& spec = q.view.spec;
+  const int64_t length = q.view.padded_cols, block = block_length(spec);
+  int64_t count = 0;
+  for (int64_t c = 0; c < length; ++c) {
+    const auto i = static_cast<size_t>(row * length + c);
+    const uint32_t s = q.block_scales[static_cast<size_t>(row * (length / block) + c / block)];
+    double value = 0;
+    if (spec.format == Format::kMxfp8) {
+      value = std::ldexp(double{e4m3_value(q.codes[i])}, static_cast<int>(s) - 127);
+    } else {
+      const bool by_row = spec.scale_scope == ScaleScope::kRow;
+      value = double{e2m1_value(q.codes[i / 2] >> (i % 2 * 4) & 15u)} * double{e4m3_value(s)} *
+              double{q.tensor_scale[by_row ? static_cast<size_t>(row) : 0]};
+    }
+    const double held = double{from_bf16(to_bf16(static_cast<float>(value)))};
+    count += held == value ? 0 : 1;
+  }
+  return count;
+}
+
+// The scales at which code x scale leaves BF16: each row at another power of two.
+TEST(Faults, values_that_bf16_cannot_hold_are_counted) {
+  Queue queue = Queue::cpu(2);
+  QuantSpec tensor{.format = Format::kNvfp4, .scale_round = ScaleRound::kPow2}, row = tensor;
+  row.scale_scope = ScaleScope::kRow;
+  for (const QuantSpec& spec : {QuantSpec{.format = Format::kMxfp8}, tensor, row}) {
+    int64_t outside = 0;
+    for (int exponent = -133; exponent <= 128; ++exponent) {
+      Matrix m = rough_matrix(5, 64, 31);
+      for (float& v : m.v) {
+        // The largest round up to 2^128 in MXFP8; small ones underflow in NVFP4.
+        v = bf16_to_f32(f32_to_bf16(static_cast<float>(std::ldexp(0.99 * std::tanh(double{v}), exponent))));
+      }
+      HostTensor x = bf16_tensor(m), stats(DType::kF64, {kNumQuantStats});
+      stats.zero();
+      Operand q(spec, GroupAxis::kRows, 1, 5, 64);
+      Quantize op = quantize_op(x, Orientation::kRow, q);
+      op.stats = stats.view();
+      run(queue, op);
+      int64_t expected = 0;
+      for (int64_t r = 0; r < 5; ++r) expected += inexact_in_row(q, r);
+      ASSERT_EQ(stats.as<double>()[kStatInexact], static_cast<double>(expected))
+          << describe(spec) << " at 2^" << exponent;
+      const bool ordinary = exponent >= -100 && exponent <= 120;
+      ASSERT_TRUE(expected == 0 || !ordinary) << describe(spec) << " at 2^" << exponent;
+      outside += expected;
+    }
+    EXPECT_GT(outside, 0) << describe(spec);
+  }
+}
+
 TEST(Faults, a_nan_does_not_hide_the_maximum_of_its_block_or_tensor) {
   Queue queue = Queue::cpu(1);
   const Matrix clean = rough_matrix(20, 64, 77);
