@@ -58,6 +58,7 @@ void Linear::quantise(const Call& call, const Quantising& what, const TensorView
   op.orientation = what.orientation;
   op.draw_key = site_key(pass.seed, Purpose::kRounding, copy,
                          site_id(site_.layer, site_.module, what.gemm, what.operand), pass.step, sample);
+  op.first_expert = site_.groups > 0 ? 0 : -1;
   op.signs_key =
       site_key(pass.seed, Purpose::kSigns, 0,
                site_id(site_.layer, site_.module, what.gemm, OperandRole::kAct), pass.step, pass.sample_id);
@@ -239,22 +240,24 @@ void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept,
 // Log ------------------------------------------------------------------------------------------------
 
 void Linear::note(GemmRole gemm, const Operand& a, const Operand& b) {
-  std::string& line = kernels_[static_cast<size_t>(gemm)];
-  if (!line.empty()) return;
-  const auto name = [](const Operand& o) {
-    if (!o.codes.empty()) return name_of(o.codes.spec.format);
-    return o.values.dtype == DType::kF32 ? "fp32" : "bf16";
+  const auto format = [](const Operand& o) {
+    if (!o.codes.empty()) return o.codes.spec.format;
+    return o.values.dtype == DType::kF32 ? Format::kFp32 : Format::kBf16;
   };
-  line = std::string(name(a)) + " x " + name(b);
+  const int bit = 4 * static_cast<int>(format(a)) + static_cast<int>(format(b));
+  formats_seen_[static_cast<size_t>(gemm)] |= static_cast<uint16_t>(1u << bit);
 }
 
 void Linear::append_kernels(std::vector<std::string>& lines) const {
+  const std::string place =
+      site_.module == Module::kHead ? "" : "layers." + std::to_string(site_.layer) + " ";
   for (const GemmRole gemm : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
-    const std::string& formats = kernels_[static_cast<size_t>(gemm)];
-    if (formats.empty()) continue;
-    const std::string place =
-        site_.module == Module::kHead ? "" : "layers." + std::to_string(site_.layer) + " ";
-    lines.push_back(place + name_of(site_.module) + " " + name_of(gemm) + " " + formats + ": cpu fp32 fma");
+    for (int bit = 0; bit < 16; ++bit) {
+      if ((formats_seen_[static_cast<size_t>(gemm)] >> bit & 1) == 0) continue;
+      lines.push_back(detail::concat(place, name_of(site_.module), " ", name_of(gemm), " ",
+                                     name_of(static_cast<Format>(bit / 4)), " x ",
+                                     name_of(static_cast<Format>(bit % 4)), ": cpu fp32 fma"));
+    }
   }
 }
 

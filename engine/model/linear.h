@@ -34,7 +34,7 @@ class Linear {
   void gradient_zeroed() { gradient_written_ = false; }
 
   const GemmSite& site() const { return site_; }
-  // One line a product that has run: "layers.0 attn.qkv fprop nvfp4 x nvfp4: cpu fp32 fma".
+  // One line a kind of product that has run: "layers.0 attn.qkv fprop nvfp4 x nvfp4: cpu fp32 fma".
   void append_kernels(std::vector<std::string>& lines) const;
 
  private:
@@ -82,7 +82,7 @@ class Linear {
   TensorView stats_;
   std::vector<Cached> cache_;
   bool gradient_written_ = false;
-  std::string kernels_[3];  // by GemmRole
+  uint16_t formats_seen_[3] = {};  // by GemmRole: bit 4 a + b for a product of formats a and b
 };
 
 // Index of an operand among a site's monitors.

@@ -127,7 +127,9 @@ class Batch {
 
   // One decode call and the draws of its rows; sequences that go on join active_.
   void step(const Transformer::DecodeRows& rows, std::vector<Active>& sequences) {
-    const TensorView logits = model_.decode(pass_, rows);
+    Pass pass = pass_;
+    pass.sample_id = static_cast<uint32_t>(requests_[sequences.front().request].sample_id);
+    const TensorView logits = model_.decode(pass, rows);
     std::vector<int64_t> ids;
     std::vector<int32_t> positions;
     for (const Active& a : sequences) {

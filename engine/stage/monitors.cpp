@@ -23,9 +23,9 @@ std::string operand_name(const OperandStats& s) {
 }
 
 constexpr std::pair<const char*, int> kOperandFigures[] = {
-    {"error", kStatErrorEnergy},   {"signal", kStatSignalEnergy}, {"elements", kStatElements},
-    {"flushed", kStatFlushed},     {"clipped", kStatClipped},     {"blocks", kStatBlocks},
-    {"chose_four", kStatChoseFour}};
+    {"error", kStatErrorEnergy},    {"signal", kStatSignalEnergy}, {"elements", kStatElements},
+    {"flushed", kStatFlushed},      {"clipped", kStatClipped},     {"blocks", kStatBlocks},
+    {"chose_four", kStatChoseFour}, {"inexact", kStatInexact}};
 
 }  // namespace
 
@@ -96,9 +96,11 @@ void Run::add_operand_stats() {
 
 void Run::report_operand_stats(MetricsRecord& record) const {
   const std::string prefix = "step.quant.";
+  double inexact = 0;  // values that BF16 cannot hold: the exceptions from "operands are exact"
   for (auto it = state.counters.lower_bound(prefix);
        it != state.counters.end() && it->first.rfind(prefix, 0) == 0; ++it) {
     const size_t slash = it->first.rfind('/');
+    if (it->first.substr(slash) == "/inexact") inexact += it->second;
     if (it->first.substr(slash) != "/signal" || it->second <= 0) continue;
     const std::string operand = it->first.substr(5, slash - 5);
     const double elements = std::max(1.0, sum(operand + "/elements"));
@@ -108,6 +110,7 @@ void Run::report_operand_stats(MetricsRecord& record) const {
         std::vector<double>{sum(operand + "/error") / it->second, sum(operand + "/flushed") / elements,
                             sum(operand + "/clipped") / elements, sum(operand + "/chose_four") / blocks});
   }
+  record.numbers.emplace_back("inexact", inexact);
 }
 
 }  // namespace fp4t

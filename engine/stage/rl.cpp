@@ -88,6 +88,7 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
   bool first = true;
   for (const ScoredBatch& m : micro_batches(rollout, all, spec.objective.micro_tokens)) {
     Pass pass = run.pass_for_scoring();
+    pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
     pass.measure_error = monitor && first && run.measures_errors();
     first = false;
     std::vector<float> entropy;

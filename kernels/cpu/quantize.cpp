@@ -45,7 +45,7 @@ Region make_region(const Quantize& q, int64_t group, int64_t rows, int64_t cols,
   r.codes = q.out.codes.as<uint8_t>() + elements_before / per_byte;
   r.block_scales = q.out.block_scales.as<uint8_t>() + elements_before / (block_length(spec) * outer);
   if (!q.input_scale.empty()) r.input_scale = q.input_scale.as<float>()[group];
-  if (q.out.groups > 1 || !q.offsets.empty()) {
+  if (q.first_expert >= 0) {
     r.draw_base = static_cast<uint64_t>(q.first_expert + group + 1) << 40;
   }
   return r;

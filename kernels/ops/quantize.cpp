@@ -53,7 +53,7 @@ void Quantize::check() const {
   }
   FP4T_CHECK(orientation == Orientation::kRow || out.spec.scale_scope == ScaleScope::kTensor,
              "scale_scope row is for the row orientation");
-  FP4T_CHECK(first_expert >= 0, "first_expert ", first_expert);
+  FP4T_CHECK(first_expert >= -1, "first_expert ", first_expert);
   if (!input_scale.empty()) {
     FP4T_CHECK(input_scale.dtype == DType::kF32, "input_scale is F32");
     FP4T_CHECK_EQ(input_scale.shape, Shape({out.groups}));

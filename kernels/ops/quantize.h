@@ -21,16 +21,15 @@ struct Quantize {
   TensorView x;        // BF16 [R, C]
   TensorView offsets;  // I32 [groups + 1], first row of every group; empty: equal groups of R/groups
   Orientation orientation;
-  PhiloxKey draw_key;        // stochastic and ms_eden
-  int64_t first_expert = 0;  // global number of the first group; draws are keyed by expert when there are
-                             // offsets or several groups
-  PhiloxKey signs_key;       // hadamard with fresh signs
-  TensorView input_scale;    // optional F32 [groups]: x stands for x * input_scale (source: forward);
-                             // the result's tensor_scale is multiplied by it afterwards;
-                             // MXFP8 then has a tensor_scale [groups] too, which receives it
-  TensorView stats;          // optional F64 [kNumQuantStats], added to
-  bool measure_error;        // also fill kStatErrorEnergy and kStatSignalEnergy
-  QuantView out;             // spec, group axis kRows (kRow) or kCols (kColumn with groups > 1 or offsets)
+  PhiloxKey draw_key;         // stochastic and ms_eden
+  int64_t first_expert = -1;  // global number of the first group's expert, which keys the draws; -1: none
+  PhiloxKey signs_key;        // hadamard with fresh signs
+  TensorView input_scale;     // optional F32 [groups]: x stands for x * input_scale (source: forward);
+                              // the result's tensor_scale is multiplied by it afterwards;
+                              // MXFP8 then has a tensor_scale [groups] too, which receives it
+  TensorView stats;           // optional F64 [kNumQuantStats], added to
+  bool measure_error;         // also fill kStatErrorEnergy and kStatSignalEnergy
+  QuantView out;              // spec, group axis kRows (kRow) or kCols (kColumn with groups > 1 or offsets)
   void check() const;
 };
 

@@ -10,7 +10,7 @@ struct Sizes {
   size_t stride;  // of the checked elements
 };
 
-TEST(AttentionGradient, matches_differences) {
+TEST(AttentionBackward, matches_differences) {
   const Sizes sizes[] = {{{1, 1, 8}, 1, 1, 1},     {{4, 2, 32}, 33, 20, 7}, {{3, 3, 10}, 31, 31, 1},
                          {{8, 2, 32}, 40, 40, 17}, {{5, 1, 64}, 21, 21, 5}, {{2, 1, 128}, 9, 5, 3}};
   for (const Sizes& s : sizes) {
@@ -28,7 +28,7 @@ TEST(AttentionGradient, matches_differences) {
 
 // Longer than a block of queries and a piece of rows: d loss / d scale-free direction, one number that
 // every gradient enters.
-TEST(AttentionGradient, a_long_document_matches_a_directional_difference) {
+TEST(AttentionBackward, a_long_document_matches_a_directional_difference) {
   AttentionCase c(DType::kF32, std::vector<int32_t>(300, 0), {4, 2, 32}, 62);
   Queue queue = Queue::cpu(2);
   c.forward(queue);

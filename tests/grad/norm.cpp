@@ -6,7 +6,7 @@ namespace {
 
 constexpr double kTolerance = 1e-4;
 
-TEST(NormGradient, matches_differences) {
+TEST(NormBackward, matches_differences) {
   for (const Shape& shape : {Shape{1, 1}, Shape{1, 90}, Shape{33, 90}, Shape{70, 32}}) {
     SCOPED_TRACE(shape.text());
     Queue queue = Queue::cpu(2);
@@ -21,7 +21,7 @@ TEST(NormGradient, matches_differences) {
   }
 }
 
-TEST(QkNormRopeGradient, matches_differences) {
+TEST(QkNormRopeBackward, matches_differences) {
   for (const auto& heads : {reference::Heads{4, 2, 32}, {3, 1, 18}, {1, 1, 64}}) {
     for (bool norm : {false, true}) {
       Queue queue = Queue::cpu(2);

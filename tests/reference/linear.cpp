@@ -140,9 +140,11 @@ void expect_bits(const Matrix& expected, const TensorView& got, int64_t begin, c
   }
 }
 
-void check_layer(const TestCells& cells, Module module, const std::string& name) {
+void check_layer(const TestCells& cells, Module module, const std::string& name, int64_t experts = 6) {
   ModelSpec model = LinearBench::one_moe_layer();
   model.layers = 2;
+  model.moe.experts = experts;
+  model.moe.top_k = std::min<int64_t>(experts, 2);
   LinearBench b(cells, module, model);
   ASSERT_EQ(b.site.layer, 1);
   b.pass.seed = kSeed;
@@ -206,6 +208,13 @@ TEST(LinearContract, every_operand_drawn_with_headroom) {
   check(c, "drawn from the forward");
   c.backward = {s, s, s, s};
   check(c, "drawn from the tensor");
+}
+
+TEST(LinearContract, a_single_expert_draws_as_an_expert) {
+  TestCells c;
+  c.forward = {stochastic(), stochastic()};
+  c.backward = {stochastic(), stochastic(), stochastic(), stochastic()};
+  check_layer(c, Module::kExpertsDown, "alone", 1);
 }
 
 TEST(LinearContract, fresh_rotations_of_every_size) {
