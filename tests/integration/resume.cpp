@@ -12,7 +12,7 @@ using Resume = Interrupted;
 
 TEST_F(Resume, killed_in_pretraining_it_ends_as_if_nothing_happened) { kill_in("pretrain", 16); }
 
-TEST_F(Resume, killed_in_rl_it_ends_as_if_nothing_happened) { kill_in("rl", 13); }
+TEST_F(Resume, killed_in_rl_it_ends_as_if_nothing_happened) { kill_in("rl", 11); }
 
 TEST_F(Resume, killed_between_two_updates_of_a_rollout_it_goes_on_with_that_rollout) {
   // step_<stage>_<step>_<update>: the update is not zero inside a rollout.

@@ -67,7 +67,7 @@ constexpr int64_t kFullDisk = 200000;
 
 TEST_F(ResumeSlow, ten_kills_in_pretraining) { ten_kills_in("pretrain", 16); }
 
-TEST_F(ResumeSlow, ten_kills_in_rl) { ten_kills_in("rl", 13); }
+TEST_F(ResumeSlow, ten_kills_in_rl) { ten_kills_in("rl", 11); }
 
 TEST_F(ResumeSlow, a_damaged_newest_checkpoint_is_passed_over_by_name) {
   leave_checkpoints(2);

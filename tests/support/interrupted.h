@@ -49,7 +49,8 @@ class Interrupted : public ::testing::Test {
 
   void expect_equal_to_uninterrupted() { expect_same_outcome(run_, *reference_ / "run"); }
 
-  // Starts a run, kills it at a random instant of a stage, starts it again and compares.
+  // Starts a run, kills it at a random instant of a stage, starts it again and compares. `steps` may leave
+  // out the last steps of a run, which may be over before the signal comes.
   void kill_in(const std::string& stage, int64_t steps) {
     Process first(folder_.path(), train_args());
     const int64_t step = draw_step(steps);
