@@ -2,6 +2,7 @@
 #include "engine/recipe/load.h"
 #include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
+#include "engine/tokens/inputs.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -11,6 +12,7 @@ int cmd_train(const AppOptions& options) {
   refuse_unserved_launch();
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
+  check_inputs(recipe);
   const RunLock lock(recipe.run.dir);
   const ResumePoint resume = find_resume(recipe.run);
   const Plan plan = make_plan(recipe, machine, resume.span_steps);

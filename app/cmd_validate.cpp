@@ -3,6 +3,7 @@
 #include "app/command.h"
 #include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
+#include "engine/tokens/inputs.h"
 
 namespace fp4t {
 
@@ -10,6 +11,7 @@ int cmd_validate(const AppOptions& options) {
   const Recipe recipe = load_recipe(options.recipe.config, options.recipe.overrides).recipe;
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   make_plan(recipe, machine, {});
+  check_inputs(recipe);
   std::printf("%s: valid\n", options.recipe.config.c_str());
   return 0;
 }

@@ -5,24 +5,50 @@
 #include <map>
 
 #include "app/command.h"
+#include "engine/recipe/problems.h"
+#include "engine/recipe/scalars.h"
 #include "kernels/base/check.h"
 
 namespace {
 
 using fp4t::AppOptions;
 
-void add_recipe_options(CLI::App* app, AppOptions& o, bool required) {
-  auto* config = app->add_option("-c,--config", o.recipe.config, "the recipe, a YAML file");
-  if (required) config->required();
+void add_recipe_options(CLI::App* app, AppOptions& o) {
+  app->add_option("-c,--config", o.recipe.config, "the recipe, a YAML file");
   app->add_option("--set", o.recipe.overrides, "key=value over the recipe, for example --set run.seed=2")
       ->type_name("A.B.C=VALUE")
       ->allow_extra_args(false)
       ->take_all();
 }
 
+// CLI11's own range lets NaN pass and writes its limits with three hundred digits.
+CLI::Validator number_from(double low, double high, bool or_zero = false) {
+  return CLI::Validator(
+      [=](const std::string& text) -> std::string {
+        double value = 0;
+        const std::string why = fp4t::read_double(text, value);
+        const bool good = why.empty() && ((value >= low && value <= high) || (or_zero && value == 0));
+        if (good) return "";
+        return "found " + text + "; allowed: " + (or_zero ? "0, or " : "") + "a number from " +
+               fp4t::write_double(low) + " to " + fp4t::write_double(high);
+      },
+      "NUMBER");
+}
+
+CLI::Validator seed() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        uint64_t value = 0;
+        const std::string why = fp4t::read_uint(text, value);
+        return why.empty() ? "" : "found " + text + " (" + why + "); allowed: a whole number of 64 bits";
+      },
+      "WHOLE NUMBER");
+}
+
 struct Entry {
   CLI::App* app;
   int (*body)(const AppOptions&);
+  bool reads_recipe = false;
 };
 
 std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
@@ -31,11 +57,13 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
     entries.push_back({app.add_subcommand(name, help), body});
     return entries.back().app;
   };
-  add_recipe_options(add("validate", "check a recipe and exit", fp4t::cmd_validate), o, true);
-  add_recipe_options(add("print-config", "print the resolved recipe as YAML", fp4t::cmd_print_config), o,
-                     true);
-  add_recipe_options(add("plan", "print what a recipe will do, and compute nothing", fp4t::cmd_plan), o,
-                     true);
+  const auto reads_recipe = [&](CLI::App* command) {
+    add_recipe_options(command, o);
+    entries.back().reads_recipe = true;
+  };
+  reads_recipe(add("validate", "check a recipe, and that its input files are there", fp4t::cmd_validate));
+  reads_recipe(add("print-config", "print the resolved recipe as YAML", fp4t::cmd_print_config));
+  reads_recipe(add("plan", "print what a recipe will do, and compute nothing", fp4t::cmd_plan));
   add("schema", "print the JSON schema of recipes", fp4t::cmd_schema);
   CLI::App* inspect = add("inspect", "list a checkpoint", fp4t::cmd_inspect);
   inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
@@ -44,11 +72,11 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
   generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
-      ->check(CLI::PositiveNumber);
-  generate->add_option("--temperature", o.temperature, "0: greedy")->check(CLI::NonNegativeNumber);
-  generate->add_option("--top-p", o.top_p, "probability mass to draw from")->check(CLI::Range(1e-6, 1.0));
-  generate->add_option("--seed", o.seed, "seed of the draws")->check(CLI::NonNegativeNumber);
-  generate->add_option("--samples", o.samples, "how many continuations")->check(CLI::PositiveNumber);
+      ->check(number_from(1, 1e9));
+  generate->add_option("--temperature", o.temperature, "0: greedy")->check(number_from(1e-3, 1e3, true));
+  generate->add_option("--top-p", o.top_p, "probability mass to draw from")->check(number_from(1e-6, 1));
+  generate->add_option("--seed", o.seed, "seed of the draws")->check(seed());
+  generate->add_option("--samples", o.samples, "how many continuations")->check(number_from(1, 1e6));
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")
       ->required();
@@ -57,26 +85,63 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   return entries;
 }
 
+// "unexpected trian; did you mean train?": names of commands and options are what was meant most often.
+std::string explain_extras(const CLI::App& app, const std::vector<Entry>& entries) {
+  const CLI::App* parsed = &app;
+  for (const Entry& entry : entries) {
+    if (entry.app->parsed()) parsed = entry.app;
+  }
+  std::vector<std::string> known;
+  for (const CLI::Option* option : parsed->get_options()) known.push_back(option->get_name());
+  if (parsed == &app) {
+    for (const Entry& entry : entries) known.push_back(entry.app->get_name());
+  }
+  const std::vector<std::string> extras = app.remaining(true);
+  const std::string first = extras.empty() ? "" : extras.front();
+  if (first.find('=') != std::string::npos && first[0] != '-') {
+    return "unexpected " + first + "; keys of the recipe are set by --set " + first;
+  }
+  return "unexpected " + first + "; " + fp4t::suggestion(first, known);
+}
+
+// Options before a command belong to training and would be lost.
+void refuse_options_before(const CLI::App& app, const Entry& command) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() == 0) continue;
+    throw fp4t::RecipeError(option->get_name() + " before the command " + command.app->get_name() +
+                            " has no effect; write it behind the command, if it has that option");
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"fp4train: mixture-of-experts pretraining and reinforcement learning in 4 bits", "fp4train"};
   AppOptions o;
   for (int i = 0; i < argc; ++i) o.command_line += std::string(i ? " " : "") + argv[i];
   app.set_version_flag("--version", std::string("fp4train ") + FP4T_VERSION);
-  add_recipe_options(&app, o, false);
+  add_recipe_options(&app, o);
   app.add_flag("--dry-run", o.dry_run, "print the plan and stop");
   app.add_flag("--accept-changes", o.accept_changes, "continue a run with changed course keys");
   const auto entries = add_commands(app, o);
+  app.require_subcommand(0, 1);  // a second command word is an error, not a no-op
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    throw fp4t::RecipeError(explain_extras(app, entries) + "; fp4train --help lists the commands");
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e);
     return code == 0 ? 0 : static_cast<int>(fp4t::ExitCode::kRecipe);
   }
+  const auto missing = [&o] {
+    if (o.recipe.config.empty())
+      throw fp4t::RecipeError("--config is missing; fp4train --help lists the commands");
+  };
   for (const Entry& entry : entries) {
-    if (entry.app->parsed()) return entry.body(o);
+    if (!entry.app->parsed()) continue;
+    refuse_options_before(app, entry);
+    if (entry.reads_recipe) missing();
+    return entry.body(o);
   }
-  if (o.recipe.config.empty())
-    throw fp4t::RecipeError("--config is missing; fp4train --help lists the commands");
+  missing();
   return o.dry_run ? fp4t::cmd_plan(o) : fp4t::cmd_train(o);
 }
 

@@ -5,9 +5,9 @@
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 
 #include "engine/metrics/metrics.h"
+#include "kernels/base/check.h"
 
 namespace fp4t {
 
@@ -70,8 +70,12 @@ struct Console::Impl {
 };
 
 Console::Console(const std::string& run_dir) {
-  std::filesystem::create_directories(run_dir);
-  impl_ = std::make_unique<Impl>(run_dir);
+  make_run_folder(run_dir);
+  try {
+    impl_ = std::make_unique<Impl>(run_dir);
+  } catch (const spdlog::spdlog_ex& e) {
+    throw SaveError(e.what());
+  }
 }
 
 Console::~Console() = default;

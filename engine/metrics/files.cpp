@@ -4,11 +4,19 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
+
+void make_run_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw SaveError(detail::concat("cannot create folder ", path, ": ", error.message()));
+}
 
 void write_text_file(const std::string& path, const std::string& text) {
   const std::string temporary = path + ".tmp";

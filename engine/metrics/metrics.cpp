@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -64,7 +63,7 @@ struct MetricsWriter::Impl {
 
 MetricsWriter::MetricsWriter(const std::string& run_dir, int64_t keep_lines, const std::string& header_json)
     : impl_(std::make_unique<Impl>()) {
-  std::filesystem::create_directories(run_dir);
+  make_run_folder(run_dir);
   impl_->dir = run_dir;
   impl_->path = run_dir + "/metrics.jsonl";
   const int64_t kept = keep_lines > 0 ? keep_first_lines(impl_->path, keep_lines) : 0;

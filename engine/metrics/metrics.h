@@ -58,6 +58,9 @@ class Console {
 // SVG. Draws what is there; throws BadDataError when the files are damaged.
 void write_report(const std::string& run_dir);
 
+// The folder and those above it. Throws SaveError.
+void make_run_folder(const std::string& path);
+
 // Atomic small-file write (temporary file, fsync, rename). Throws SaveError.
 void write_text_file(const std::string& path, const std::string& text);
 

@@ -145,23 +145,31 @@ std::string line_chart(const std::string& title, const std::string& x_label,
 
 std::string heat_map(const HeatMap& map) {
   if (map.rows.empty() || map.columns.empty()) return "";
-  constexpr double kCellWidth = 64, kCellHeight = 22, kHead = 92, kSide = 150;
-  const double width = kSide + kCellWidth * static_cast<double>(map.columns.size()) + 12;
-  const double height = kHead + kCellHeight * static_cast<double>(map.rows.size()) + 10;
+  constexpr double kCellWidth = 56, kCellHeight = 22, kLetter = 6.2;  // of 11px type
+  const auto longest = [](const std::vector<std::string>& names) {
+    size_t most = 0;
+    for (const std::string& name : names) most = std::max(most, name.size());
+    return kLetter * static_cast<double>(most);
+  };
+  const double side = longest(map.rows) + 14;
+  const double head = 40 + 0.45 * longest(map.columns);  // names rise by 25 degrees
+  const double width = std::max(side + kCellWidth * static_cast<double>(map.columns.size()) + 40,
+                                kLetter * 1.25 * static_cast<double>(map.title.size()));
+  const double height = head + kCellHeight * static_cast<double>(map.rows.size()) + 10;
   std::string out = "<svg viewBox=\"0 0 " + xy(width) + " " + xy(height) +
                     "\" style=\"max-width:" + xy(width) + "px\" role=\"img\">";
   out += label(4, 18, "start", map.title, " class=\"t\"");
   for (size_t c = 0; c < map.columns.size(); ++c) {
-    const double at = kSide + kCellWidth * (static_cast<double>(c) + 0.5);
-    out += "<text transform=\"translate(" + xy(at - 10) + "," + xy(kHead - 6) + ") rotate(-25)\">" +
+    const double at = side + kCellWidth * (static_cast<double>(c) + 0.5);
+    out += "<text transform=\"translate(" + xy(at - 10) + "," + xy(head - 6) + ") rotate(-25)\">" +
            html_escape(map.columns[c]) + "</text>";
   }
   for (size_t r = 0; r < map.rows.size(); ++r) {
-    const double top = kHead + kCellHeight * static_cast<double>(r);
-    out += label(kSide - 8, top + 15, "end", map.rows[r]);
+    const double top = head + kCellHeight * static_cast<double>(r);
+    out += label(side - 8, top + 15, "end", map.rows[r]);
     for (size_t c = 0; c < map.columns.size(); ++c) {
       const double v = map.values[r][c];
-      const double left = kSide + kCellWidth * static_cast<double>(c);
+      const double left = side + kCellWidth * static_cast<double>(c);
       if (!std::isfinite(v)) continue;
       const double share = std::clamp((v - map.low) / std::max(map.high - map.low, 1e-300), 0.0, 1.0);
       out += "<rect x=\"" + xy(left) + "\" y=\"" + xy(top) + "\" width=\"" + xy(kCellWidth - 2) +

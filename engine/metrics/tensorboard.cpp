@@ -5,8 +5,8 @@
 #include <array>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 
+#include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -58,7 +58,7 @@ uint32_t masked_crc32c(const void* data, size_t size) {
 }
 
 TensorBoardFile::TensorBoardFile(const std::string& dir) {
-  std::filesystem::create_directories(dir);
+  make_run_folder(dir);
   const auto now = static_cast<double>(std::time(nullptr));
   const std::string path =
       detail::concat(dir, "/events.out.tfevents.", static_cast<int64_t>(now), ".", ::getpid(), ".fp4train");

@@ -302,8 +302,8 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
     v.leave();
   }
   if (v.enter(course("dtypes", "element types of the training state"))) {
-    dtype_value(v, course("masters", "master weights"), r.dtypes.masters);
-    dtype_value(v, course("moments", "optimizer moments"), r.dtypes.moments);
+    dtype_value(v, identity("masters", "master weights"), r.dtypes.masters);
+    dtype_value(v, identity("moments", "optimizer moments"), r.dtypes.moments);
     dtype_value(v, course("gradients", "gradients; head, embedding and router are always fp32"),
                 r.dtypes.gradients);
     v.leave();

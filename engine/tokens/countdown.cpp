@@ -3,6 +3,7 @@
 // falls below the fraction.
 #include <algorithm>
 #include <set>
+#include <unordered_set>
 
 #include "engine/tokens/expression.h"
 #include "engine/tokens/generated_tasks.h"
@@ -15,6 +16,19 @@ namespace {
 
 constexpr int64_t kHeldOutProblems = 400;
 constexpr int64_t kMaxTarget = 999;
+constexpr uint64_t kHeldOutDraws = 1000000;
+
+// Numbers and the operators between them, in the order of one draw.
+struct Choice {
+  std::vector<int64_t> numbers;
+  std::string operators;
+
+  // Equal for equal choices.
+  std::string bytes() const {
+    return std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)) +
+           operators;
+  }
+};
 
 struct Drawn {
   Problem problem;
@@ -27,21 +41,29 @@ class Countdown : public Task {
   explicit Countdown(const TaskSpec& spec) : spec_(spec) {
     const PhiloxKey key = site_key(spec.held_out.seed, Purpose::kTask, 2, 0, 0, 0);
     std::set<std::string> seen;
-    const uint64_t limit = 1000000;
-    for (uint64_t i = 0;
-         i < limit && spec.held_out.fraction > 0 && static_cast<int64_t>(held_out_.size()) < kHeldOutProblems;
-         ++i) {
-      const Drawn d = draw(key, i);
-      if (d.valid && is_held_out(d.identity) && seen.insert(d.identity).second)
-        held_out_.push_back(d.problem);
+    const bool splits = spec.held_out.fraction > 0;
+    // A small universe repeats itself: what was drawn before is passed over without being worked out again.
+    std::unordered_set<std::string> drawn;
+    for (uint64_t i = 0; splits && i < kHeldOutDraws; ++i) {
+      const Choice choice = choose(key, i);
+      if (!drawn.insert(choice.bytes()).second) continue;
+      const Drawn d = work_out(choice);
+      if (!d.valid || !is_held_out(d.identity) || !seen.insert(d.identity).second) continue;
+      held_out_.push_back(d.problem);
+      if (static_cast<int64_t>(held_out_.size()) == kHeldOutProblems) break;
     }
+    if (splits && held_out_.empty()) {
+      throw BadDataError(detail::concat("countdown: held_out.fraction ", spec.held_out.fraction,
+                                        " holds out no problem; give more"));
+    }
+    if (spec.held_out.fraction < 1) training(key, 0);  // throws when the numbers make no problem
   }
 
   std::string name() const override { return "countdown"; }
 
   Problem training(PhiloxKey key, int64_t i) const override {
     for (uint64_t attempt = 0; attempt < 4096; ++attempt) {
-      const Drawn d = draw(key, static_cast<uint64_t>(i) * 4096 + attempt);
+      const Drawn d = work_out(choose(key, static_cast<uint64_t>(i) * 4096 + attempt));
       if (d.valid && !is_held_out(d.identity)) return d.problem;
     }
     throw BadDataError("countdown: no training problem can be drawn from these numbers");
@@ -84,24 +106,26 @@ class Countdown : public Task {
            spec_.held_out.fraction;
   }
 
-  // Numbers, operators and order of one draw: ((n1 op n2) op n3) ...
-  Drawn draw(PhiloxKey key, uint64_t index) const {
-    Drawn out;
-    std::vector<int64_t> numbers;
-    std::string expression;
-    Rational value;
+  Choice choose(PhiloxKey key, uint64_t index) const {
+    Choice choice;
     const auto range = static_cast<uint64_t>(spec_.high - spec_.low + 1);
     for (int64_t k = 0; k < spec_.numbers; ++k) {
       const PhiloxBits bits = site_draw(key, index * 16 + static_cast<uint64_t>(k));
-      const int64_t n = spec_.low + static_cast<int64_t>(bits.word[0] % range);
-      numbers.push_back(n);
-      if (k == 0) {
-        expression = std::to_string(n);
-        continue;
-      }
-      const char op = "+-*"[bits.word[1] % 3];
+      choice.numbers.push_back(spec_.low + static_cast<int64_t>(bits.word[0] % range));
+      if (k > 0) choice.operators += "+-*"[bits.word[1] % 3];
+    }
+    return choice;
+  }
+
+  // ((n1 op n2) op n3) ...
+  static Drawn work_out(const Choice& choice) {
+    Drawn out;
+    std::vector<int64_t> numbers = choice.numbers;
+    std::string expression = std::to_string(numbers[0]);
+    for (size_t k = 1; k < numbers.size(); ++k) {
+      const char op = choice.operators[k - 1];
       const bool wrap = op == '*' && expression.find_first_of("+-") != std::string::npos;
-      expression = (wrap ? "(" + expression + ")" : expression) + op + std::to_string(n);
+      expression = (wrap ? "(" + expression + ")" : expression) + op + std::to_string(numbers[k]);
     }
     const auto parsed = parse_expression(expression);
     if (!parsed || parsed->value.denominator != 1) return out;

@@ -1,6 +1,4 @@
 // Reading text and JSONL files into documents.
-#include <glob.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +6,7 @@
 #include <sstream>
 
 #include "engine/tokens/hash.h"
+#include "engine/tokens/inputs.h"
 #include "engine/tokens/source.h"
 #include "kernels/base/check.h"
 
@@ -16,25 +15,6 @@ namespace fp4t {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<std::string> expand(const std::string& pattern) {
-  std::vector<std::string> files;
-  std::error_code ignored;
-  if (fs::is_directory(pattern, ignored)) {
-    for (const auto& entry : fs::recursive_directory_iterator(pattern)) {
-      if (entry.is_regular_file()) files.push_back(entry.path().string());
-    }
-  } else {
-    glob_t matches{};
-    if (::glob(pattern.c_str(), 0, nullptr, &matches) == 0) {
-      for (size_t i = 0; i < matches.gl_pathc; ++i) files.emplace_back(matches.gl_pathv[i]);
-    }
-    globfree(&matches);
-  }
-  std::sort(files.begin(), files.end());
-  if (files.empty()) throw MissingInputError("data: no file matches '" + pattern + "'");
-  return files;
-}
 
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -95,22 +75,20 @@ void split_jsonl(const std::string& content, const std::string& path, const std:
 Documents read_documents(const DataSourceSpec& spec) {
   Documents result;
   std::string digest;
-  for (const std::string& pattern : spec.paths) {
-    for (const std::string& path : expand(pattern)) {
-      const std::string content = read_file(path);
-      if (content.find('\0') != std::string::npos) {
-        throw BadDataError("data: '" + path + "' is not text (it holds NUL bytes)");
-      }
-      if (spec.kind == "jsonl") {
-        split_jsonl(content, path, spec.field, result.texts);
-      } else {
-        split_text(content, spec.separator, result.texts);
-      }
-      digest += fs::path(path).filename().string() + " " + std::to_string(content.size()) + " " +
-                xxh3_hex(content) + "\n";
-      result.bytes += static_cast<int64_t>(content.size());
-      result.files += 1;
+  for (const std::string& path : input_files(spec)) {
+    const std::string content = read_file(path);
+    if (content.find('\0') != std::string::npos) {
+      throw BadDataError("data: '" + path + "' is not text (it holds NUL bytes)");
     }
+    if (spec.kind == "jsonl") {
+      split_jsonl(content, path, spec.field, result.texts);
+    } else {
+      split_text(content, spec.separator, result.texts);
+    }
+    digest += fs::path(path).filename().string() + " " + std::to_string(content.size()) + " " +
+              xxh3_hex(content) + "\n";
+    result.bytes += static_cast<int64_t>(content.size());
+    result.files += 1;
   }
   if (result.texts.empty()) throw BadDataError("data: source '" + spec.name + "' holds no document");
   result.hash = xxh3_hex(digest + spec.kind + "|" + spec.separator + "|" + spec.field);

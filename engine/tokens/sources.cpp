@@ -48,6 +48,11 @@ class DocumentSource : public DataSource {
       (out ? held_out : training).push_back(std::move(tokens));
     }
     if (training.empty()) throw BadDataError("data: every document of '" + name_ + "' is held out");
+    if (held_out.empty() && spec.held_out.fraction > 0) {
+      throw BadDataError(detail::concat("data: held_out.fraction ", spec.held_out.fraction,
+                                        " holds out none of the ", training.size(), " documents of '", name_,
+                                        "'; give more, or another held_out.seed"));
+    }
     // The order of documents, and so what shares a sequence, belongs to the seed.
     const PhiloxKey order = site_key(seed, Purpose::kDataOrder, 0, index, 0, 0);
     std::vector<std::vector<int32_t>> shuffled(training.size());

@@ -36,7 +36,12 @@ class Sums : public Task {
     std::vector<bool> out(all.size(), false);
     for (size_t i = 0; i < count; ++i) out[drawn[i].second] = true;
     for (size_t i = 0; i < all.size(); ++i) (out[i] ? held_out_ : training_).push_back(all[i]);
-    if (training_.empty()) throw BadDataError("sums: no pair is left for training");
+    if (training_.empty() && spec.held_out.fraction < 1)
+      throw BadDataError("sums: no pair is left for training");
+    if (held_out_.empty() && spec.held_out.fraction > 0) {
+      throw BadDataError(detail::concat("sums: held_out.fraction ", spec.held_out.fraction,
+                                        " holds out none of the ", all.size(), " pairs; give more"));
+    }
   }
 
   std::string name() const override { return "sums"; }
@@ -44,6 +49,7 @@ class Sums : public Task {
   Problem training(PhiloxKey key, int64_t i) const override {
     const PhiloxBits bits = site_draw(key, static_cast<uint64_t>(i));
     const uint64_t word = uint64_t{bits.word[0]} << 32 | bits.word[1];
+    if (training_.empty()) throw BadDataError("sums: no pair is left for training");
     const Pair& p = training_[word % training_.size()];
     return bits.word[2] & 1 ? sum_problem(p.b, p.a) : sum_problem(p.a, p.b);
   }

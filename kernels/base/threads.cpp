@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -24,6 +25,15 @@ struct ThreadPool::State {
   int active = 0;     // workers inside the job
   bool stop = false;
   std::exception_ptr error;
+
+  void join() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (auto& w : workers) w.join();
+  }
 
   void work() {
     for (;;) {
@@ -58,17 +68,17 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   FP4T_CHECK(num_threads >= 1, num_threads, " threads");
-  for (int i = 1; i < num_threads; ++i) state_->workers.emplace_back([this] { state_->loop(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) state_->workers.emplace_back([this] { state_->loop(); });
+  } catch (const std::system_error& e) {
+    const size_t started = state_->workers.size() + 1;
+    state_->join();
+    throw RecipeError(detail::concat("run.threads: ", num_threads, " threads, and the system gives ", started,
+                                     " (", e.what(), ")"));
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->start.notify_all();
-  for (auto& w : state_->workers) w.join();
-}
+ThreadPool::~ThreadPool() { state_->join(); }
 
 int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
 

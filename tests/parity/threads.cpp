@@ -2,12 +2,16 @@
 #include "kernels/base/threads.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "kernels/base/check.h"
 
 namespace fp4t {
 namespace {
@@ -53,6 +57,24 @@ TEST(ThreadPool, rethrows_the_failure_of_a_chunk_and_stays_usable) {
     ASSERT_EQ(done.load(), 9);
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__)  // its shadow memory does not fit under the limit
+TEST(ThreadPool, more_threads_than_the_system_gives_are_an_error) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = rlim_t{2} << 30;  // stacks of 8 MiB: a few hundred fit
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &small), 0);
+  std::string message;
+  try {
+    ThreadPool pool(4000);
+  } catch (const RecipeError& e) {
+    message = e.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_NE(message.find("4000 threads"), std::string::npos) << message;
+}
+#endif
 
 }  // namespace
 }  // namespace fp4t

@@ -122,8 +122,85 @@ TEST_F(MetricsTest, charts_and_report_survive_any_values) {
   EXPECT_EQ(html.find("<script>"), std::string::npos);
   EXPECT_EQ(html.find("http"), std::string::npos);  // self-contained
   EXPECT_NE(html.find("<svg"), std::string::npos);
-  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << "{torn\n";
+  // A process that was killed tears its last line; the report shows the others.
+  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << R"({"kind":"st)";
+  write_report(dir_);
+  EXPECT_EQ(read("report.html"), html);
+  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << "\n";
   EXPECT_THROW(write_report(dir_), BadDataError);
+}
+
+const char* const kPlan = R"({
+ "device": "cpu",
+ "model": {"layers": 3, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "vocabulary": 257, "experts": 4,
+           "expert_hidden": 32, "top_k": 2},
+ "parameters": {"total": 1840512, "active": 627968},
+ "stages": [{"name": "first", "kind": "pretrain", "steps": 1000, "tokens": 2048000, "precision": [
+   {"table": "pretrain.forward", "begin": 0, "end": 1000, "cells": [
+     {"layer": 0, "module": "attn.qkv", "gemm": "fprop", "operand": "act", "format": "mxfp8", "cell": "mxfp8"},
+     {"layer": 1, "module": "attn.qkv", "gemm": "fprop", "operand": "act", "format": "mxfp8", "cell": "mxfp8"},
+     {"layer": 2, "module": "attn.qkv", "gemm": "fprop", "operand": "act", "format": "nvfp4", "cell": "nvfp4 1x16 rne"},
+     {"layer": null, "module": "embed", "format": "bf16", "cell": "bf16"}]}]},
+  {"name": "second", "kind": "rl", "steps": 7, "equal_bits": false, "equality_obstacle": "cell & <x>", "precision": []}]})";
+
+// Everything that the report promises, from a run that stopped half-way.
+TEST_F(MetricsTest, the_report_of_an_unfinished_run_shows_all_there_is) {
+  {
+    MetricsWriter w(dir_, 0, R"({"kind":"header","name":"half"})");
+    for (int step = 1; step <= 20; ++step) {
+      MetricsRecord r = record(5.0 / step);
+      r.numbers.insert(r.numbers.end(), {{"grad_norm", 1}, {"learning_rate", 1e-3}, {"max_vio", 1.5}});
+      r.lists.emplace_back("expert_load.0", std::vector<double>{1, 2, 3, 2});
+      r.lists.emplace_back("quant.0002.experts.down.fprop.act",
+                           std::vector<double>{0.0125, 0.25, 0.03125, 0.5});
+      w.write("step", "first", step, step, r);
+    }
+    MetricsRecord e;
+    e.numbers = {{"loss.words", 2.5}, {"loss.sums", 1.5}, {"text_loss", 2.5}};
+    e.texts = {{"sample.0", "37+58=<95>"}};
+    w.write("eval", "first", 20, 20, e);
+    MetricsRecord r;
+    r.numbers = {{"reward", 0.5}, {"logprob_equal_fraction", 1}};
+    w.write("step", "second", 1, 1001, r);
+  }
+  write_text_file(dir_ + "/plan.json", kPlan);
+  write_report(dir_);
+  const std::string html = read("report.html");
+  for (const char* part : {"has not finished",
+                           "1,840,512, active a token 627,968",
+                           "20 of 1,000 steps, 2,048,000 tokens in all",
+                           "1 of 7 steps; sampler and trainer do not agree bit for bit: cell &amp; &lt;x&gt;",
+                           "loss, nats a token",
+                           "held-out words",
+                           "held-out sums",
+                           "37+58=&lt;95&gt;",
+                           "Expert load by layer",
+                           "expert load at step 1,",
+                           "expert load at step 20,",
+                           "experts.down.fprop.act",
+                           ">1.25<",
+                           ">25<",
+                           ">3.1<",
+                           "reward and accuracy",
+                           "first: pretrain.forward, steps 0 to 1,000",
+                           "layers 0 to 1",
+                           "layer 2",
+                           "class=\"nvfp4\">nvfp4 1x16 rne"}) {
+    EXPECT_NE(html.find(part), std::string::npos) << part;
+  }
+}
+
+TEST_F(MetricsTest, what_stands_in_the_way_of_a_file_is_an_error_of_saving) {
+  fs::create_directories(dir_ + "/log.txt");
+  EXPECT_THROW(Console{dir_}, SaveError);
+  fs::create_directories(dir_ + "/metrics.jsonl");
+  EXPECT_THROW(MetricsWriter(dir_, 0, "{}"), SaveError);
+  fs::remove_all(dir_);
+  fs::create_directories(dir_);
+  write_text_file(dir_ + "/tensorboard", "");
+  MetricsWriter w(dir_, 0, "{}");
+  EXPECT_THROW(w.write("step", "s", 1, 1, record(1)), SaveError);
+  EXPECT_THROW(Console{dir_ + "/tensorboard/below"}, SaveError);
 }
 
 TEST_F(MetricsTest, a_small_file_is_replaced_whole_or_not_at_all) {

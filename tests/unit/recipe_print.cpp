@@ -138,6 +138,8 @@ TEST(recipe_compare, changes_carry_path_values_and_class) {
   EXPECT_EQ(steps.resume_class, ResumeClass::kCourse);
   EXPECT_EQ(change({"model.layers=5"}).resume_class, ResumeClass::kIdentity);
   EXPECT_EQ(change({"run.seed=5"}).resume_class, ResumeClass::kIdentity);
+  EXPECT_EQ(change({"dtypes.moments=bf16"}).resume_class, ResumeClass::kIdentity);  // stored so
+  EXPECT_EQ(change({"dtypes.gradients=fp32"}).resume_class, ResumeClass::kCourse);
   EXPECT_EQ(change({"model.moe.balance.bias_rate=0.5"}).resume_class, ResumeClass::kCourse);
   EXPECT_EQ(change({"stages[0].pretrain.batch.micro_sequences=8"}).resume_class, ResumeClass::kLayout);
   EXPECT_EQ(change({"run.threads=1"}).resume_class, ResumeClass::kLayout);

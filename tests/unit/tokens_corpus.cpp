@@ -201,6 +201,10 @@ TEST_F(CorpusTest, bytes_round_trip_through_the_tokenizer) {
   EXPECT_EQ(tokenizer_->encode("<eod>").size(), 5u);  // text never makes a special token
   EXPECT_EQ(tokenizer_->single_token("<eod>"), 256);
   EXPECT_THROW(tokenizer_->single_token("ab"), RecipeError);
+  // Rows of the embedding beyond the tokens can be sampled: they are shown, not fatal.
+  EXPECT_EQ(tokenizer_->decode({97, 256, 257, 400, 98}),
+            "a\xEF\xBF\xBD\xEF\xBF\xBD"
+            "b");
 }
 
 }  // namespace

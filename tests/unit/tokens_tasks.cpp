@@ -111,6 +111,67 @@ TEST(Countdown, answers_of_its_own_problems_are_right_and_splits_are_disjoint) {
   }
 }
 
+TEST(Sums, a_split_that_holds_nothing_out_is_refused) {
+  TaskSpec spec = sums_spec(0.001);
+  spec.low = 1;
+  spec.high = 9;  // 45 pairs
+  EXPECT_THROW(make_task(spec), BadDataError);
+  spec.held_out.fraction = 0.03;
+  EXPECT_EQ(make_task(spec)->held_out().size(), 1u);
+}
+
+TEST(Countdown, numbers_that_make_no_problem_are_refused_at_once) {
+  TaskSpec spec;
+  spec.kind = "countdown";
+  spec.numbers = 2;
+  spec.low = spec.high = 0;  // 0 + 0, 0 - 0, 0 * 0: targets begin at 1
+  EXPECT_THROW(make_task(spec), BadDataError);
+  spec.low = spec.high = 1000000000;
+  EXPECT_THROW(make_task(spec), BadDataError);
+  spec.low = 1;
+  spec.high = 9;
+  spec.held_out = {1e-9, 1, ""};
+  EXPECT_THROW(make_task(spec), BadDataError);
+}
+
+TEST(Tasks, of_an_evaluation_may_hold_all_problems_out) {
+  TaskSpec spec = sums_spec(1);
+  spec.low = 1;
+  spec.high = 9;
+  EXPECT_EQ(make_task(spec)->held_out().size(), 45u);
+  EXPECT_THROW(make_task(spec)->training({1, 1}, 0), BadDataError);
+  spec.kind = "countdown";
+  EXPECT_EQ(make_task(spec)->held_out().size(), 400u);
+  EXPECT_THROW(make_task(spec)->training({1, 1}, 0), BadDataError);
+}
+
+// Two numbers of 1 to 4 and their targets are few: all of them come up, on one side or the other.
+TEST(Countdown, a_small_universe_is_held_out_whole) {
+  TaskSpec spec;
+  spec.kind = "countdown";
+  spec.numbers = 2;
+  spec.low = 1;
+  spec.high = 4;
+  spec.held_out = {0.5, 3, ""};
+  const auto task = make_task(spec);
+  std::set<std::string> held_out;
+  for (const Problem& p : task->held_out()) held_out.insert(p.prompt);
+  EXPECT_EQ(held_out.size(), task->held_out().size());
+  std::set<std::string> training;
+  for (int64_t i = 0; i < 3000; ++i) training.insert(task->training({1, 1}, i).prompt);
+  for (const std::string& p : training) EXPECT_EQ(held_out.count(p), 0u) << p;
+  std::set<std::string> universe;
+  for (int a = 1; a <= 4; ++a) {
+    for (int b = a; b <= 4; ++b) {
+      for (const int target : {a + b, a * b, b - a}) {
+        if (target < 1) continue;
+        universe.insert(std::to_string(a) + "," + std::to_string(b) + ":" + std::to_string(target) + "=");
+      }
+    }
+  }
+  EXPECT_EQ(held_out.size() + training.size(), universe.size());
+}
+
 TEST(Countdown, each_number_is_used_at_most_as_often_as_given) {
   TaskSpec spec;
   spec.kind = "countdown";

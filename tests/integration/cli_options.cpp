@@ -1,0 +1,115 @@
+// The command line itself: words that are not known, options in the wrong place, numbers out of range, and
+// inputs that are looked for before anything begins.
+#include <filesystem>
+
+#include "tests/support/runs.h"
+
+namespace fp4t::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kRecipe = std::string(kTinyModel) + R"(stages:
+  - pretrain:
+      steps: 1
+      batch: {tokens: 64, micro_sequences: 2, length: 32}
+      data: [{name: words, kind: text, paths: text, separator: "%"}]
+  - pretrain:
+      name: later
+      steps: 1
+      batch: {tokens: 64, micro_sequences: 2, length: 32}
+      data: [{name: words, kind: text, paths: text, separator: "%"}]
+)";
+
+class CliOptions : public ::testing::Test {
+ protected:
+  void SetUp() override { write_inputs(folder_.path(), kRecipe); }
+  Exit run(const std::vector<std::string>& args) { return run_binary(folder_.path(), args); }
+  // Exit code and every word, on stderr.
+  void expect_refused(const std::vector<std::string>& args, int code, const std::vector<std::string>& words) {
+    const Exit exit = run(args);
+    EXPECT_EQ(exit.code, code) << exit.errors;
+    for (const std::string& word : words) {
+      EXPECT_NE(exit.errors.find(word), std::string::npos) << "no '" << word << "' in\n" << exit.errors;
+    }
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(CliOptions, unknown_words_get_the_nearest) {
+  expect_refused({"validat"}, 2, {"unexpected validat", "did you mean validate?"});
+  expect_refused({"--confg", "recipe.yaml"}, 2, {"did you mean --config?"});
+  expect_refused({"inspect", "run", "--verfy"}, 2, {"did you mean --verify?"});
+  expect_refused({"--config", "recipe.yaml", "run.seed=3"}, 2, {"--set run.seed=3"});
+  expect_refused({"help"}, 2, {"--help"});
+  expect_refused({"validate", "plan", "--config", "recipe.yaml"}, 2, {"plan"});
+  expect_refused({"plan", "--config", "recipe.yaml", "validate"}, 2, {"validate"});
+}
+
+TEST_F(CliOptions, options_before_a_command_are_not_lost) {
+  for (const char* command : {"validate", "plan", "print-config"}) {
+    expect_refused({"--config", "recipe.yaml", command}, 2, {"--config before the command", command});
+    expect_refused({"--set", "run.seed=3", command, "--config", "recipe.yaml"}, 2,
+                   {"--set before the command"});
+    expect_refused({command}, 2, {"--config is missing"});
+  }
+  expect_refused({"--dry-run", "schema"}, 2, {"--dry-run before the command schema"});
+  expect_refused({"--accept-changes", "inspect", "run"}, 2, {"--accept-changes before the command inspect"});
+}
+
+TEST_F(CliOptions, numbers_of_generate_are_checked) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
+      {"--max-tokens", {"0", "-1", "1e99", "9223372036854775807", "x", "nan"}},
+      {"--samples", {"0", "1e12", "1000001"}},
+      {"--temperature", {"nan", "inf", "-1", "1e-300", "1e300"}},
+      {"--top-p", {"0", "nan", "1.5", "1e-9"}},
+      {"--seed", {"-1", "99999999999999999999", "1.5"}}};
+  for (const auto& [option, values] : bad) {
+    for (const std::string& value : values) {
+      expect_refused({"generate", "--checkpoint", "run", "--prompt", "a", option, value}, 2, {option, value});
+    }
+  }
+  // Good numbers go on to the next complaint: there is no checkpoint.
+  for (const auto& [option, value] :
+       std::vector<std::pair<std::string, std::string>>{{"--temperature", "0"},
+                                                        {"--temperature", "0.7"},
+                                                        {"--top-p", "1"},
+                                                        {"--seed", "18446744073709551615"}}) {
+    expect_refused({"generate", "--checkpoint", "run", "--prompt", "a", option, value}, 66, {"run"});
+  }
+}
+
+TEST_F(CliOptions, inputs_of_later_stages_are_missed_before_the_first_begins) {
+  const std::vector<std::string> gone = {"--set", "stages[1].pretrain.data[0].paths=gone/*.txt"};
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"validate", "--config", "recipe.yaml"},
+        std::vector<std::string>{"--config", "recipe.yaml"}}) {
+    std::vector<std::string> args = command;
+    args.insert(args.end(), gone.begin(), gone.end());
+    expect_refused(args, 66, {"stages[1].pretrain.data[0].paths", "gone/*.txt"});
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  // What a recipe would do can be asked where its data is not.
+  EXPECT_EQ(run({"plan", "--config", "recipe.yaml", gone[0], gone[1]}).code, 0);
+}
+
+TEST_F(CliOptions, a_vocabulary_wider_than_the_tokens_samples_and_trains) {
+  write_text(folder_ / "recipe.yaml", std::string(kTinyModel) + R"(stages:
+  - rl:
+      steps: 2
+      task: {kind: sums, low: 0, high: 4, held_out: &split {fraction: 0.3, seed: 1}}
+      sampling: {prompts: 8, samples: 8, max_tokens: 6}
+      objective: {drop_zero_advantage: false}
+      eval: {task: {kind: sums, low: 0, high: 4, held_out: *split}, prompts: ["1+1="], max_tokens: 8}
+)");
+  const Exit exit = run({"--config", "recipe.yaml", "--set", "model.vocabulary=4000"});
+  EXPECT_EQ(exit.code, 0) << exit.errors;
+}
+
+TEST_F(CliOptions, more_threads_than_there_are_is_an_answer) {
+  expect_refused({"validate", "--config", "recipe.yaml", "--set", "run.threads=1e9"}, 2,
+                 {"run.threads", "1024"});
+}
+
+}  // namespace
+}  // namespace fp4t::test
