@@ -1,0 +1,79 @@
+// What stands behind a Queue on a GPU: a stream, a stack of workspace, and a word through which kernels
+// report faults. Everything that an op enqueues runs in the order of the calls.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/base/queue.h"
+
+namespace fp4t::cuda {
+
+// Throws Error with the expression and CUDA's reason.
+void check_cuda(cudaError_t status, const char* what);
+#define FP4T_CUDA(expression) ::fp4t::cuda::check_cuda((expression), #expression)
+
+// After a launch: a wrong configuration shows here; what fails while running shows at the next
+// synchronising call.
+inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
+
+// Faults that only the data on the device can show. A kernel writes the first one that it meets; the host
+// reads it whenever it waits for the stream, and throws.
+enum class FaultKind : uint32_t {
+  kNone = 0,
+  kIndex = 1,      // an index out of range: InternalError
+  kNonFinite = 2,  // a row that nothing can be drawn from: NonFiniteError
+};
+
+struct Fault {
+  uint32_t kind;
+  int32_t value;     // the offending value
+  int64_t position;  // where it stood
+  char op[48];       // filled by the host side of the op
+};
+
+struct Context {
+  int device = 0;
+  cudaStream_t stream = nullptr;
+  int sm_count = 0;
+  int64_t shared_bytes_per_block = 0;  // opt-in limit of dynamic shared memory
+  // In mapped host memory: the same pointer is good on both sides.
+  Fault* fault = nullptr;
+
+  // Workspace: blocks that only ever grow, so that after the first step none is allocated.
+  struct Block {
+    char* data;
+    int64_t capacity, used;
+  };
+  std::vector<Block> blocks;
+  int64_t workspace_bytes = 0;
+  int64_t workspace_allocations = 0;
+};
+
+Context& context_of(const Queue& queue);
+inline cudaStream_t stream_of(const Queue& queue) { return context_of(queue).stream; }
+
+// Scratch of one op, given back at its end; what the op enqueued may still use it, since whatever takes it
+// next is enqueued later. Blocks are 256-byte aligned.
+class Workspace {
+ public:
+  explicit Workspace(Queue& queue);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  void* bytes(int64_t count);
+  template <class T>
+  T* take(int64_t count) {
+    return static_cast<T*>(bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+
+ private:
+  Context& context_;
+  std::vector<int64_t> marks_;  // `used` of every block at the start
+};
+
+}  // namespace fp4t::cuda
