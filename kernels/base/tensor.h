@@ -71,6 +71,17 @@ struct TensorView {
   int64_t data_or_shape_elements() const { return shape.rank() == 0 && !data ? 0 : shape.elements(); }
 };
 
+// Calls body(T{}) with the element type of a BF16 or F32 tensor.
+template <class Body>
+void for_float_type(DType dtype, const Body& body) {
+  FP4T_CHECK(dtype == DType::kBf16 || dtype == DType::kF32, dtype_name(dtype));
+  if (dtype == DType::kBf16) {
+    body(Bf16{});
+  } else {
+    body(float{});
+  }
+}
+
 // A tensor with its global name, as checkpoints and reports see it.
 struct NamedTensor {
   std::string name;

@@ -12,17 +12,6 @@ namespace fp4t::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 256;
-constexpr int64_t kElementsPerChunk = 64 * kBlock;
-
-// body(first, count) over [0, n) in blocks.
-template <class Body>
-void for_blocks(Queue& queue, int64_t n, const Body& body) {
-  parallel_for(queue, n, kElementsPerChunk, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i += kBlock) body(i, std::min(kBlock, end - i));
-  });
-}
-
 // body(token, first, count) over the rows of a [tokens, width] tensor, each in blocks.
 template <class Body>
 void for_row_blocks(Queue& queue, int64_t tokens, int64_t width, const Body& body) {

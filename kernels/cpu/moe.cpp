@@ -12,8 +12,6 @@ namespace fp4t::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 256;
-
 void load_part(const TensorView& view, int64_t first, float* out, int64_t n) {
   for_float_type(view.dtype, [&](auto type) { load_row(view.as<decltype(type)>() + first, out, n); });
 }

@@ -14,16 +14,6 @@ namespace fp4t::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 256;
-constexpr int64_t kElementsPerChunk = 64 * kBlock;
-
-template <class Body>
-void for_blocks(Queue& queue, int64_t n, const Body& body) {
-  parallel_for(queue, n, kElementsPerChunk, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i += kBlock) body(i, std::min(kBlock, end - i));
-  });
-}
-
 void load_block(const TensorView& view, int64_t first, int64_t count, float* block) {
   if (view.dtype == DType::kBf16) {
     load_row(view.as<Bf16>() + first, block, count);

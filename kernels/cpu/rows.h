@@ -3,9 +3,11 @@
 // alias wherever an op allows it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
+#include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 #include "kernels/formats/bf16.h"
 
@@ -72,20 +74,20 @@ class Scratch {
   std::unique_ptr<float[]> data_;
 };
 
-// Calls body(T{}) with the element type of a BF16 or F32 tensor.
+// Streams of elements are worked on in blocks that fit the first cache, several to a chunk.
+constexpr int64_t kBlock = 256;
+constexpr int64_t kElementsPerChunk = 64 * kBlock;
+
+// body(first, count) over [0, n) in blocks.
 template <class Body>
-void for_float_type(DType dtype, const Body& body) {
-  FP4T_CHECK(dtype == DType::kBf16 || dtype == DType::kF32, dtype_name(dtype));
-  if (dtype == DType::kBf16) {
-    body(Bf16{});
-  } else {
-    body(float{});
-  }
+void for_blocks(Queue& queue, int64_t n, const Body& body) {
+  parallel_for(queue, n, kElementsPerChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += kBlock) body(i, std::min(kBlock, end - i));
+  });
 }
 
 // Rows of `width` elements that make one chunk of work; from the width alone.
 inline int64_t rows_per_chunk(int64_t width) {
-  constexpr int64_t kElementsPerChunk = 16384;
   return width >= kElementsPerChunk ? 1 : kElementsPerChunk / (width < 1 ? 1 : width);
 }
 

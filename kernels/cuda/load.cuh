@@ -58,15 +58,4 @@ __device__ __forceinline__ void store_vector(const float (&in)[kVector], float* 
 
 inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-// Calls body(T{}) with the element type of a BF16 or F32 tensor (host).
-template <class Body>
-void for_float_type(DType dtype, const Body& body) {
-  FP4T_CHECK(dtype == DType::kBf16 || dtype == DType::kF32, dtype_name(dtype));
-  if (dtype == DType::kBf16) {
-    body(Bf16{});
-  } else {
-    body(float{});
-  }
-}
-
 }  // namespace fp4t::cuda

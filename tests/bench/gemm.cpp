@@ -9,37 +9,13 @@
 #include <vector>
 
 #include "kernels/base/queue.h"
-#include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
+#include "tests/bench/values.h"
 
 extern "C" void openblas_set_num_threads(int);
 
 namespace fp4t {
 namespace {
-
-// Owned memory with reproducible values in [-1, 1).
-class Values {
- public:
-  Values(DType dtype, const Shape& shape) : dtype_(dtype), shape_(shape) {
-    bytes_.resize(static_cast<size_t>(shape.elements() * dtype_bytes(dtype)));
-    uint32_t state = 1;
-    for (int64_t i = 0; i < shape.elements(); ++i) {
-      state = state * 1664525u + 1013904223u;
-      const float x = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-      if (dtype == DType::kF32) {
-        view().as<float>()[i] = x;
-      } else {
-        view().as<Bf16>()[i] = f32_to_bf16(x);
-      }
-    }
-  }
-  TensorView view() { return {bytes_.data(), dtype_, shape_}; }
-
- private:
-  DType dtype_;
-  Shape shape_;
-  std::vector<char> bytes_;
-};
 
 void report(benchmark::State& state, int64_t m, int64_t n, int64_t k) {
   state.counters["FLOP/s"] =

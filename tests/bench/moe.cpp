@@ -7,35 +7,13 @@
 #include <vector>
 
 #include "kernels/base/queue.h"
-#include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
+#include "tests/bench/values.h"
 
 namespace fp4t {
 namespace {
 
-constexpr int64_t kTokens = 2048, kExperts = 8, kTopK = 2, kWidth = 128, kVocab = 257;
-
-class Values {
- public:
-  Values(DType dtype, const Shape& shape) : dtype_(dtype), shape_(shape) {
-    bytes_.resize(static_cast<size_t>(shape.elements() * dtype_bytes(dtype)));
-    uint32_t state = 1;
-    for (int64_t i = 0; i < shape.elements(); ++i) {
-      state = state * 1664525u + 1013904223u;
-      const float x = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-29f;
-      if (dtype == DType::kF32) view().as<float>()[i] = x;
-      if (dtype == DType::kBf16) view().as<Bf16>()[i] = f32_to_bf16(x);
-      if (dtype == DType::kI32) view().as<int32_t>()[i] = static_cast<int32_t>(i % kVocab);
-      if (dtype == DType::kI64) view().as<int64_t>()[i] = i;
-    }
-  }
-  TensorView view() { return {bytes_.data(), dtype_, shape_}; }
-
- private:
-  DType dtype_;
-  Shape shape_;
-  std::vector<char> bytes_;
-};
+constexpr int64_t kTokens = 2048, kExperts = 8, kTopK = 2, kWidth = 128, kVocab = kValuesBound;
 
 template <class Op>
 void measure(benchmark::State& state, const Op& op) {
