@@ -16,7 +16,7 @@ int cmd_train(const AppOptions& options) {
   const RunLock lock(recipe.run.dir);
   const ResumePoint resume = find_resume(recipe.run);
   const Plan plan = make_plan(recipe, machine, resume.span_steps);
-  Queue queue = machine.backend == Backend::kCuda ? Queue::cuda(0) : Queue::cpu(machine.num_threads);
+  Queue queue = Queue::on(machine);
   const auto comm = make_single();
   run_stages(queue, *comm, plan, {options.accept_changes, options.command_line}, resume);
   return 0;

@@ -10,9 +10,15 @@ void clear(Queue& queue, const TensorView& v) { queue.fill_bytes(v.data, 0, v.by
 
 Monitors::Monitors(Queue& queue, const Plan& plan, const StateBlocks& state)
     : queue_(queue), sites_(gemm_sites(plan)), experts_(plan.model.moe.experts), state_(state) {
+  reset();
+}
+
+void Monitors::reset() {
   clear(queue_, state_.operand_stats);
   clear(queue_, state_.router_sums);
   clear(queue_, state_.load);
+  nonfinite_taken_ = nonfinite_carried_ = 0;
+  touched_ = false;
 }
 
 TensorView Monitors::site_stats(size_t site) const {
@@ -20,9 +26,8 @@ TensorView Monitors::site_stats(size_t site) const {
 }
 
 std::vector<double> Monitors::read_stats() {
-  std::vector<double> stats(static_cast<size_t>(state_.operand_stats.elements()));
-  queue_.copy_to_host(stats.data(), state_.operand_stats.data, state_.operand_stats.bytes());
-  return stats;
+  if (!touched_) return std::vector<double>(static_cast<size_t>(state_.operand_stats.elements()), 0.0);
+  return queue_.download(state_.operand_stats.data, state_.operand_stats.bytes()).values<double>();
 }
 
 double Monitors::nonfinite_of(const std::vector<double>& stats) const {
@@ -44,6 +49,7 @@ std::vector<OperandStats> Monitors::take_operand_stats() {
   nonfinite_carried_ += nonfinite_of(stats) - nonfinite_taken_;
   nonfinite_taken_ = 0;
   clear(queue_, state_.operand_stats);
+  touched_ = false;
 
   static constexpr struct {
     GemmRole gemm;
@@ -67,19 +73,26 @@ std::vector<OperandStats> Monitors::take_operand_stats() {
   return list;
 }
 
-RouterSums Monitors::take_router_sums() {
-  RouterSums sums;
-  double pair[2];
-  queue_.copy_to_host(pair, state_.router_sums.data, sizeof(pair));
-  sums.z = pair[0];
-  sums.aux = pair[1];
-  for (int64_t l = 0; l < state_.load.dim(0); ++l) {
-    const TensorView load = layer_load(l);
-    std::vector<int64_t>& host = sums.load.emplace_back(static_cast<size_t>(experts_));
-    queue_.copy_to_host(host.data(), load.data, load.bytes());
-  }
+RouterDownload Monitors::take_router_sums() {
+  RouterDownload d;
+  d.experts_ = static_cast<size_t>(experts_);
+  d.sums_ = queue_.download(state_.router_sums.data, state_.router_sums.bytes());
+  d.load_ = queue_.download(state_.load.data, state_.load.bytes());
   clear(queue_, state_.router_sums);
   clear(queue_, state_.load);
+  return d;
+}
+
+RouterSums RouterDownload::get() {
+  RouterSums sums;
+  const std::vector<double> pair = sums_.values<double>();
+  sums.z = pair[0];
+  sums.aux = pair[1];
+  const std::vector<int64_t> load = load_.values<int64_t>();
+  for (size_t begin = 0; begin < load.size(); begin += experts_) {
+    const auto first = load.begin() + static_cast<int64_t>(begin);
+    sums.load.emplace_back(first, first + static_cast<int64_t>(experts_));
+  }
   return sums;
 }
 

@@ -21,9 +21,13 @@ class Monitors {
   }
   TensorView router_sums() const { return state_.router_sums; }
 
+  // Something that counts was enqueued.
+  void touch() { touched_ = true; }
+  // Drops everything, without reading it.
+  void reset();
   double take_nonfinite();
   std::vector<OperandStats> take_operand_stats();
-  RouterSums take_router_sums();
+  RouterDownload take_router_sums();
 
  private:
   std::vector<double> read_stats();
@@ -36,6 +40,7 @@ class Monitors {
   // Non-finite counts are taken by the step, monitors by the metrics, each in its own rhythm: what was
   // taken already, and what a reset of the monitors left untaken.
   double nonfinite_taken_ = 0, nonfinite_carried_ = 0;
+  bool touched_ = false;  // since the operands' monitors were last zero
 };
 
 }  // namespace fp4t

@@ -151,6 +151,7 @@ void Transformer::Impl::build_blocks() {
 }
 
 Call Transformer::Impl::make_call(const Pass& pass, int64_t tokens, bool counting) {
+  if (counting) monitors.touch();
   return {queue,
           scratch,
           dims,
@@ -215,7 +216,7 @@ void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) con
 // Parts ----------------------------------------------------------------------------------------------
 
 void Transformer::Impl::upload(const std::vector<int32_t>& values, const TensorView& block) {
-  queue.copy_from_host(block.data, values.data(), static_cast<int64_t>(values.size()) * 4);
+  queue.upload(block.data, values.data(), static_cast<int64_t>(values.size()) * 4);
 }
 
 void Transformer::Impl::embed(const Call& call, const TensorView& out) {
@@ -402,16 +403,17 @@ void Transformer::update_expert_bias(const std::vector<std::vector<int64_t>>& lo
     if (!is_moe_layer(model, l)) continue;
     const std::vector<int64_t>& layer = load[moe_layer++];
     FP4T_CHECK_EQ(static_cast<int64_t>(layer.size()), model.moe.experts);
-    impl_->queue.copy_from_host(counts.data, layer.data(), counts.bytes());
+    impl_->queue.upload(counts.data, layer.data(), counts.bytes());
     const std::string name = "layers." + std::to_string(l) + ".router.bias";
     run(impl_->queue,
         UpdateExpertBias{.load = counts, .rate = rate, .bias = impl_->params.find_buffer(name).data});
   }
 }
 
-RouterSums Transformer::take_router_sums() { return impl_->monitors.take_router_sums(); }
+RouterDownload Transformer::begin_router_sums() { return impl_->monitors.take_router_sums(); }
 double Transformer::take_nonfinite() { return impl_->monitors.take_nonfinite(); }
 std::vector<OperandStats> Transformer::take_operand_stats() { return impl_->monitors.take_operand_stats(); }
+void Transformer::reset_monitors() { impl_->monitors.reset(); }
 
 std::vector<std::string> Transformer::kernels_used() const {
   std::vector<std::string> lines;

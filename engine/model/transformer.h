@@ -55,6 +55,17 @@ struct RouterSums {
   std::vector<std::vector<int64_t>> load;  // [MoE layers][E] tokens
 };
 
+// The same on their way to the host.
+class RouterDownload {
+ public:
+  RouterSums get();  // waits for the device, unless somebody has since
+
+ private:
+  friend class Monitors;
+  Download sums_, load_;
+  size_t experts_ = 1;
+};
+
 class Transformer {
  public:
   // Allocates the run, step and scratch arenas as the plan priced them; parameters are initialised. Tests
@@ -116,11 +127,14 @@ class Transformer {
   // load that the caller has summed over the step's take_router_sums(). The model itself keeps no state
   // between updates beyond parameters and biases, so a checkpoint may fall between two updates.
   void update_expert_bias(const std::vector<std::vector<int64_t>>& load);
-  RouterSums take_router_sums();  // returns and resets
+  RouterDownload begin_router_sums();  // what take_router_sums() returns, without waiting
+  RouterSums take_router_sums() { return begin_router_sums().get(); }  // returns and resets
   // Non-finite values that quantisers saw since the last call; 0 when none.
   double take_nonfinite();
   // Monitors since the last call, one entry a quantised operand; resets them.
   std::vector<OperandStats> take_operand_stats();
+  // Drops all that the last four would return.
+  void reset_monitors();
 
   // Which kernel each module's products used, for the log: "layers.0 attn.qkv fprop: cpu fp32 fma".
   std::vector<std::string> kernels_used() const;

@@ -64,11 +64,10 @@ void Updater::measure(StepReport& report) {
   for (const Param& p : params_) {
     run(queue_, SumSquares{.x = flat(p.gradient), .sum = sum_, .nonfinite = nonfinite_});
   }
-  double sum = 0, nonfinite = 0;
-  queue_.copy_to_host(&sum, sum_.data, sizeof(sum));
-  queue_.copy_to_host(&nonfinite, nonfinite_.data, sizeof(nonfinite));
-  report.gradient_norm = std::sqrt(sum);
-  report.nonfinite += nonfinite;
+  Download sum = queue_.download(sum_.data, sum_.bytes());
+  Download nonfinite = queue_.download(nonfinite_.data, nonfinite_.bytes());
+  report.gradient_norm = std::sqrt(sum.values<double>()[0]);
+  report.nonfinite += nonfinite.values<double>()[0];
 }
 
 StepReport Updater::step(const OptimizerSpec& spec, double learning_rate_factor, uint32_t attempted,
@@ -85,7 +84,7 @@ StepReport Updater::step(const OptimizerSpec& spec, double learning_rate_factor,
     report.clip_factor = spec.clip_norm / report.gradient_norm;
   }
   const auto clip = static_cast<float>(report.clip_factor);
-  queue_.copy_from_host(clip_.data, &clip, sizeof(clip));
+  queue_.upload(clip_.data, &clip, sizeof(clip));
   ++applied_;
   for (size_t i = 0; i < params_.size(); ++i) {
     const PhiloxKey key =

@@ -115,6 +115,7 @@ std::string memory_text(const Plan& plan) {
   std::string text = detail::concat("memory on ", plan.machine.device_name, ": ",
                                     bytes_text(m.run_bytes + m.step_bytes + m.scratch_bytes));
   if (plan.machine.memory_bytes > 0) text += " of " + bytes_text(plan.machine.memory_bytes);
+  if (plan.machine.free_bytes > 0) text += ", " + bytes_text(plan.machine.free_bytes) + " free";
   text += "\n";
   add_arena(text, "run", m.run, m.run_bytes);
   add_arena(text, "step", m.step, m.step_bytes);

@@ -12,9 +12,10 @@ namespace {
 
 void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& problems) {
   if (recipe.run.device == "cuda" && machine.backend != Backend::kCuda) {
-    problems.general(machine.built_with_cuda
-                         ? "run.device: cuda, and this machine shows no usable GPU; allowed: auto, cpu"
-                         : "run.device: cuda, and this program was built without CUDA; allowed: auto, cpu");
+    const std::string why = !machine.gpu_obstacle.empty() ? machine.gpu_obstacle
+                            : machine.built_with_cuda     ? "this machine shows no usable GPU"
+                                                          : "this program was built without CUDA";
+    problems.general("run.device: cuda, and " + why + "; allowed: auto, cpu");
   }
   for (const auto& [key, value] :
        {std::pair{"expert", recipe.parallel.expert}, {"zero", recipe.parallel.zero}}) {
@@ -76,11 +77,14 @@ void check_reference(const Plan& plan, ProblemList& problems) {
 void check_memory(const Plan& plan, ProblemList& problems) {
   const MemoryPlan& m = plan.memory;
   const int64_t total = m.run_bytes + m.step_bytes + m.scratch_bytes;
-  if (plan.machine.memory_bytes <= 0 || total <= plan.machine.memory_bytes) return;
+  const Machine& machine = plan.machine;
+  const int64_t room = machine.free_bytes > 0 ? machine.free_bytes : machine.memory_bytes;
+  if (room <= 0 || total <= room) return;
   problems.general(detail::concat("the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ",
                                   m.step_bytes >> 20, ", scratch ", m.scratch_bytes >> 20, ") and ",
-                                  plan.machine.device_name, " has ", plan.machine.memory_bytes >> 20,
-                                  " MiB: smaller micro-batches or parallel.recompute: block need less"));
+                                  machine.device_name, " has ", room >> 20, " MiB",
+                                  machine.free_bytes > 0 ? " free" : "",
+                                  ": smaller micro-batches or parallel.recompute: block need less"));
 }
 
 void finish_parameters(Plan& plan) {

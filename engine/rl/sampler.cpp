@@ -27,8 +27,8 @@ class Drawer {
     const auto n = static_cast<int64_t>(sample_ids.size());
     const auto buffers = model_.sample_buffers(n);
     Queue& q = model_.queue();
-    q.copy_from_host(buffers.sample_ids.data, sample_ids.data(), buffers.sample_ids.bytes());
-    q.copy_from_host(buffers.positions.data, positions.data(), buffers.positions.bytes());
+    q.upload(buffers.sample_ids.data, sample_ids.data(), buffers.sample_ids.bytes());
+    q.upload(buffers.positions.data, positions.data(), buffers.positions.bytes());
     fp4t::run(q, SampleTokens{.logits = logits,
                               .temperature = static_cast<float>(options_.temperature),
                               .top_p = static_cast<float>(options_.top_p),
@@ -37,10 +37,10 @@ class Drawer {
                               .positions = buffers.positions,
                               .tokens = buffers.tokens,
                               .log_prob = buffers.log_prob});
-    tokens.resize(static_cast<size_t>(n));
-    log_probs.resize(static_cast<size_t>(n));
-    q.copy_to_host(tokens.data(), buffers.tokens.data, buffers.tokens.bytes());
-    q.copy_to_host(log_probs.data(), buffers.log_prob.data, buffers.log_prob.bytes());
+    Download drawn = q.download(buffers.tokens.data, buffers.tokens.bytes());
+    Download scores = q.download(buffers.log_prob.data, buffers.log_prob.bytes());
+    tokens = drawn.values<int32_t>();
+    log_probs = scores.values<float>();
   }
 
   std::vector<int32_t> tokens;

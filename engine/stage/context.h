@@ -64,7 +64,8 @@ class Run {
   double sum(const std::string& name) const;
   void clear_sums();
 
-  // Router sums since the last call, into the step's monitors.
+  // Router sums since the last call, on their way to the host; and those that are, into the step's monitors.
+  void begin_router_sums();
   void add_router_sums();
   // Moves the selection biases by the step's load; call after the last update.
   void balance_experts();
@@ -91,6 +92,7 @@ class Run {
 
   std::string last_checkpoint_;
   std::vector<std::string> kernels_;
+  std::vector<RouterDownload> router_sums_;
   double earlier_seconds_ = 0;
   int64_t restarts_ = 0;
   bool changes_accepted_ = false;

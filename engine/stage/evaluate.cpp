@@ -21,8 +21,7 @@ std::pair<double, int64_t> batch_loss(Run& run, const TokenBatch& batch) {
                                       .log_prob = buffers.log_prob,
                                       .lse = buffers.lse,
                                       .entropy = {}});
-  std::vector<float> log_prob(static_cast<size_t>(batch.size()));
-  run.queue.copy_to_host(log_prob.data(), buffers.log_prob.data, buffers.log_prob.bytes());
+  const auto log_prob = run.queue.download(buffers.log_prob.data, buffers.log_prob.bytes()).values<float>();
   double loss = 0;
   int64_t tokens = 0;
   for (size_t t = 0; t < log_prob.size(); ++t) {

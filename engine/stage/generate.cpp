@@ -31,7 +31,7 @@ std::vector<std::string> generate_text(const TextRequest& request) {
                                      " exceed model.max_positions ", plan.model.max_positions));
   }
   size_for_generation(plan, static_cast<int64_t>(prompt.size()), length, request.samples);
-  Queue queue = machine.backend == Backend::kCuda ? Queue::cuda(0) : Queue::cpu(machine.num_threads);
+  Queue queue = Queue::on(machine);
   const auto comm = make_single();
   Transformer model(queue, *comm, plan);
   std::vector<NamedTensor> tensors;

@@ -30,20 +30,23 @@ constexpr std::pair<const char*, int> kOperandFigures[] = {
 }  // namespace
 
 void Run::begin_counting() {
-  model.take_operand_stats();
-  model.take_router_sums();
-  model.take_nonfinite();
+  model.reset_monitors();
   model.weights_changed();
 }
 
+void Run::begin_router_sums() { router_sums_.push_back(model.begin_router_sums()); }
+
 void Run::add_router_sums() {
-  const RouterSums sums = model.take_router_sums();
-  add("router_z", sums.z);
-  add("router_aux", sums.aux);
-  for (size_t l = 0; l < sums.load.size(); ++l) {
-    for (size_t e = 0; e < sums.load[l].size(); ++e)
-      add(load_name(l, e), static_cast<double>(sums.load[l][e]));
+  for (RouterDownload& download : router_sums_) {
+    const RouterSums sums = download.get();
+    add("router_z", sums.z);
+    add("router_aux", sums.aux);
+    for (size_t l = 0; l < sums.load.size(); ++l) {
+      for (size_t e = 0; e < sums.load[l].size(); ++e)
+        add(load_name(l, e), static_cast<double>(sums.load[l][e]));
+    }
   }
+  router_sums_.clear();
 }
 
 namespace {

@@ -33,8 +33,8 @@ std::vector<TokenBatch> next_batches(const Corpus& corpus, const BatchSpec& spec
   return batches;
 }
 
-// Forward and backward of one micro-batch; returns the sum of its token losses.
-double train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, const TokenBatch& batch) {
+// Forward and backward of one micro-batch; returns its log-probabilities, on their way to the host.
+Download train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, const TokenBatch& batch) {
   Queue& q = run.queue;
   const TensorView logits = run.model.forward(pass, batch);
   const auto b = run.model.token_buffers(batch.size());
@@ -45,11 +45,10 @@ double train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, c
                               .log_prob = b.log_prob,
                               .lse = b.lse,
                               .entropy = {}});
-  std::vector<float> log_prob(static_cast<size_t>(batch.size()));
-  q.copy_to_host(log_prob.data(), b.log_prob.data, b.log_prob.bytes());
+  Download log_prob = q.download(b.log_prob.data, b.log_prob.bytes());
   const auto weight = static_cast<float>(pass.token_weight);
-  const std::vector<float> d_log_prob(log_prob.size(), -weight);
-  q.copy_from_host(b.d_log_prob.data, d_log_prob.data(), b.d_log_prob.bytes());
+  const std::vector<float> d_log_prob(static_cast<size_t>(batch.size()), -weight);
+  q.upload(b.d_log_prob.data, d_log_prob.data(), b.d_log_prob.bytes());
   const bool z = spec.z_loss > 0;
   if (z) {
     fp4t::run(q, LinearCombination{.a = static_cast<float>(2 * spec.z_loss * pass.token_weight),
@@ -70,6 +69,11 @@ double train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, c
                                .d_entropy = {},
                                .dlogits = dlogits});
   run.model.backward(pass, batch, dlogits);
+  return log_prob;
+}
+
+// Sum of the token losses of a micro-batch.
+double loss_of(const TokenBatch& batch, const std::vector<float>& log_prob) {
   double loss = 0;
   for (size_t t = 0; t < log_prob.size(); ++t) {
     if (batch.targets[t] >= 0) loss -= static_cast<double>(log_prob[t]);
@@ -86,14 +90,21 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
     run.console.warn("no token of this step is trained; its gradient is zero");
     return result;
   }
+  std::vector<Download> log_probs;
   for (size_t m = 0; m < batches.size(); ++m) {
     Pass pass = run.pass_for_training();
     pass.token_weight = 1.0 / static_cast<double>(result.trained_tokens);
     pass.sample_id =
         static_cast<uint32_t>(run.state.next_sample + static_cast<int64_t>(m) * spec.batch.micro_sequences);
     pass.measure_error = m == 0 && run.measures_errors();
-    result.loss += train_micro_batch(run, spec, pass, batches[m]);
-    run.add_router_sums();
+    log_probs.push_back(train_micro_batch(run, spec, pass, batches[m]));
+    run.begin_router_sums();
+  }
+  // The device has got all of the step's work: only now does the host wait for it.
+  run.add_operand_stats();
+  run.add_router_sums();
+  for (size_t m = 0; m < batches.size(); ++m) {
+    result.loss += loss_of(batches[m], log_probs[m].values<float>());
   }
   result.loss /= static_cast<double>(result.trained_tokens);
   return result;
@@ -121,7 +132,6 @@ void run_pretrain(Run& run) {
     const auto batches =
         next_batches(*corpus, spec.batch, stage.accumulation, static_cast<int64_t>(position));
     const StepLoss loss = accumulate(run, spec, batches);
-    run.add_operand_stats();
     const double bad = run.model.take_nonfinite() + (std::isfinite(loss.loss) ? 0.0 : 1.0);
     const StepReport report =
         run.optimizer.step(spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), bad);

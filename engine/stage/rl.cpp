@@ -70,13 +70,9 @@ std::vector<float> score(Run& run, const RlSpec& spec, const TensorView& logits,
                                       .log_prob = b.log_prob,
                                       .lse = b.lse,
                                       .entropy = entropy ? b.entropy : TensorView{}});
-  std::vector<float> log_prob(static_cast<size_t>(batch.size()));
-  run.queue.copy_to_host(log_prob.data(), b.log_prob.data, b.log_prob.bytes());
-  if (entropy) {
-    entropy->resize(log_prob.size());
-    run.queue.copy_to_host(entropy->data(), b.entropy.data, b.entropy.bytes());
-  }
-  return log_prob;
+  Download log_prob = run.queue.download(b.log_prob.data, b.log_prob.bytes());
+  if (entropy) *entropy = run.queue.download(b.entropy.data, b.entropy.bytes()).values<float>();
+  return log_prob.values<float>();
 }
 
 // Log-probabilities of every completion token under the present weights and the trainer's table.
@@ -234,7 +230,7 @@ void train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m, const
   }
   run.add("loss", loss);
   const auto b = run.model.token_buffers(m.batch.size());
-  run.queue.copy_from_host(b.d_log_prob.data, slope.data(), b.d_log_prob.bytes());
+  run.queue.upload(b.d_log_prob.data, slope.data(), b.d_log_prob.bytes());
   const TensorView dlogits = run.model.dlogits_buffer(m.batch.size());
   fp4t::run(run.queue, LogProbBackward{.logits = logits,
                                        .targets = b.targets,
@@ -247,7 +243,7 @@ void train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m, const
                                        .d_entropy = {},
                                        .dlogits = dlogits});
   run.model.backward(pass, m.batch, dlogits);
-  run.add_router_sums();
+  run.begin_router_sums();
 }
 
 // One optimizer update on a list of completions; an empty list is no update but counts as attempted.
@@ -268,6 +264,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     const double factor = schedule_factor(spec.schedule, index, total_updates);
     const StepReport report = run.optimizer.step(
         spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), run.model.take_nonfinite());
+    run.add_router_sums();
     run.judge(report, spec.on_nonfinite, spec.max_skips);
     run.add_operand_stats();
     run.add("updates", 1);

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "kernels/base/threads.h"
 
@@ -17,18 +19,75 @@ enum class Backend : uint8_t { kCpu, kCuda };
 struct Machine {
   Backend backend = Backend::kCpu;
   std::string device_name;   // "cpu", or the GPU's name
+  int device = 0;            // index of the GPU among those that this process sees
   int arch = 0;              // CUDA compute capability x 10 (90, 100, 103); 0 on the CPU
+  int sm_count = 0;          // multiprocessors of the GPU
   int num_threads = 1;       // CPU threads
   int64_t memory_bytes = 0;  // of the device that holds the model
+  int64_t free_bytes = 0;    // of these, what nobody else has; 0: unknown
   bool built_with_cuda = false;
+  std::string gpu_obstacle;  // why no GPU is used though one was wanted; "" otherwise
+};
+
+// What a queue on a GPU has done since it was made; all zero on the CPU.
+struct QueueCounts {
+  int64_t waits = 0;                  // times that the host waited for the device
+  int64_t workspace_bytes = 0;        // memory that the ops' scratch has
+  int64_t workspace_allocations = 0;  // times that it was enlarged
+};
+
+class Queue;
+
+// Bytes on their way to the host, as they were when the queue came to them.
+class Download {
+ public:
+  Download() = default;
+  Download(Download&& other) noexcept;
+  Download& operator=(Download&& other) noexcept;
+  ~Download();
+
+  // Waits for the queue, unless it was waited for since the download began.
+  const void* data();
+  template <class T>
+  std::vector<T> values() {
+    const auto* p = static_cast<const T*>(data());
+    return std::vector<T>(p, p + bytes_ / static_cast<int64_t>(sizeof(T)));
+  }
+
+ private:
+  friend class Queue;
+  void* stream_ = nullptr;   // null: on the CPU, the bytes are in `copy_`
+  void* staging_ = nullptr;  // of kernels/cuda
+  std::vector<char> copy_;
+  int64_t bytes_ = 0;
+};
+
+// Work of a queue recorded once, to be run again and again over the same memory.
+class Recording {
+ public:
+  Recording() = default;
+  Recording(Recording&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+  Recording& operator=(Recording&& other) noexcept {
+    std::swap(graph_, other.graph_);
+    return *this;
+  }
+  ~Recording();
+  bool empty() const { return graph_ == nullptr; }
+
+ private:
+  friend class Queue;
+  void* graph_ = nullptr;
 };
 
 class Queue {
  public:
   // A queue on the CPU with its own threads.
   static Queue cpu(int num_threads);
-  // A queue on GPU `device`; throws "built without CUDA" in the other flavour.
-  static Queue cuda(int device);
+  // A queue on GPU `device`; throws "built without CUDA" in the other flavour. The threads do what is left
+  // to the host.
+  static Queue cuda(int device, int num_threads = 1);
+  // Where a plan for this machine runs.
+  static Queue on(const Machine& machine);
 
   Queue(Queue&&) noexcept;
   Queue& operator=(Queue&&) noexcept;
@@ -45,6 +104,22 @@ class Queue {
   void copy_from_host(void* device, const void* host, int64_t bytes);  // synchronous
   void synchronize();
 
+  // The same without waiting: `host` is the caller's again at once; the device reads a copy of it in its
+  // turn. For what is small, since the copy is staged.
+  void upload(void* device, const void* host, int64_t bytes);
+  Download download(const void* device, int64_t bytes);
+  // From one place on the device to another.
+  void copy(void* to, const void* from, int64_t bytes);
+
+  // Makes room for the scratch of ops, so that they need not ask for it one by one.
+  void reserve_workspace(int64_t bytes);
+  QueueCounts counts() const;
+
+  // Records what `body` enqueues instead of running it. It may neither wait nor allocate: run it once before.
+  // Only on a GPU.
+  Recording record(const std::function<void()>& body);
+  void replay(const Recording& recording);
+
  private:
   Queue() = default;
   Backend backend_ = Backend::kCpu;
@@ -52,8 +127,9 @@ class Queue {
   void* stream_ = nullptr;
 };
 
-// This machine as seen by a process: `device` is "auto", "cpu" or "cuda"; `threads` 0 means all cores.
-Machine probe_machine(const std::string& device, int threads);
+// This machine as seen by a process: `device` is "auto", "cpu" or "cuda"; `threads` 0 means all cores;
+// `index` is the GPU that this process shall use. Without a usable GPU the machine is the CPU, and says why.
+Machine probe_machine(const std::string& device, int threads, int index = 0);
 
 // CPU loops: body(begin, end) over [0, n) in fixed chunks.
 template <class Body>
@@ -71,8 +147,20 @@ void fill_bytes(void* stream, void* p, int value, int64_t bytes);
 void copy_to_host(void* stream, void* host, const void* device, int64_t bytes);
 void copy_from_host(void* stream, void* device, const void* host, int64_t bytes);
 void synchronize(void* stream);
+void upload(void* stream, void* device, const void* host, int64_t bytes);
+void* begin_download(void* stream, const void* device, int64_t bytes);
+const void* finish_download(void* stream, void* staging);
+void release_download(void* stream, void* staging) noexcept;
+void copy(void* stream, void* to, const void* from, int64_t bytes);
+void reserve_workspace(void* stream, int64_t bytes);
+QueueCounts counts(const void* stream);
+void begin_recording(void* stream);
+void* end_recording(void* stream);
+void replay(void* stream, void* graph);
+void release_recording(void* graph) noexcept;
 // Number of usable GPUs; 0 when the flavour has none.
 int device_count();
+// Fills what is known of a GPU; gpu_obstacle when this program's kernels do not run on it.
 void describe_device(int device, Machine& machine);
 bool built_with_cuda();
 }  // namespace cuda

@@ -35,6 +35,23 @@ struct Fault {
   char op[48];       // filled by the host side of the op
 };
 
+// Page-locked host memory on its way to the device: filled from the front, taken up again when the device has
+// read it.
+struct UploadBlock {
+  char* data;
+  cudaEvent_t passed;  // after the last copy from it
+  bool in_flight;
+};
+constexpr int kUploadBlocks = 8;
+constexpr int64_t kUploadBlockBytes = int64_t{1} << 20;
+
+// Page-locked host memory that a download lands in.
+struct DownloadBlock {
+  char* data;
+  int64_t capacity;
+  int64_t due;  // good once the host has waited this often
+};
+
 struct Context {
   int device = 0;
   cudaStream_t stream = nullptr;
@@ -51,6 +68,12 @@ struct Context {
   std::vector<Block> blocks;
   int64_t workspace_bytes = 0;
   int64_t workspace_allocations = 0;
+
+  int64_t waits = 0;  // times that the host waited for the stream
+  UploadBlock uploads[kUploadBlocks] = {};
+  int upload_block = 0;
+  int64_t upload_used = 0;                      // bytes of that block
+  std::vector<DownloadBlock*> download_blocks;  // those that nobody holds
 };
 
 Context& context_of(const Queue& queue);

@@ -18,6 +18,7 @@ Context& context(void* stream) { return *static_cast<Context*>(stream); }
 
 // Waits for the stream and throws what its kernels reported.
 void wait(Context& c) {
+  ++c.waits;
   FP4T_CUDA(cudaStreamSynchronize(c.stream));
   const Fault fault = *c.fault;
   if (static_cast<FaultKind>(fault.kind) == FaultKind::kNone) return;
@@ -28,9 +29,53 @@ void wait(Context& c) {
   throw InternalError(where + ", out of range");
 }
 
+void release_block(DownloadBlock* block) {
+  cudaFreeHost(block->data);
+  delete block;
+}
+
+void* page_locked(int64_t bytes) {
+  void* p = nullptr;
+  FP4T_CUDA(cudaHostAlloc(&p, static_cast<size_t>(bytes), cudaHostAllocDefault));
+  return p;
+}
+
+// The block that uploads fill now, with room for at least one byte.
+UploadBlock& open_upload_block(Context& c) {
+  if (c.upload_used == kUploadBlockBytes) {
+    UploadBlock& full = c.uploads[c.upload_block];
+    FP4T_CUDA(cudaEventRecord(full.passed, c.stream));
+    full.in_flight = true;
+    c.upload_block = (c.upload_block + 1) % kUploadBlocks;
+    c.upload_used = 0;
+    UploadBlock& next = c.uploads[c.upload_block];
+    // The host is a whole ring ahead of the device: the only place where an upload may wait.
+    if (next.in_flight) FP4T_CUDA(cudaEventSynchronize(next.passed));
+    next.in_flight = false;
+  }
+  UploadBlock& block = c.uploads[c.upload_block];
+  if (!block.data) {
+    block.data = static_cast<char*>(page_locked(kUploadBlockBytes));
+    FP4T_CUDA(cudaEventCreateWithFlags(&block.passed, cudaEventDisableTiming));
+  }
+  return block;
+}
+
+// Does nothing; whether it is there tells whether this program has code for a GPU.
+__global__ void probe_kernel() {}
+
 }  // namespace
 
 Context& context_of(const Queue& queue) { return context(queue.stream()); }
+
+namespace {
+Context::Block& add_block(Context& c, int64_t capacity) {
+  c.blocks.push_back({static_cast<char*>(allocate(capacity)), capacity, 0});
+  c.workspace_bytes += capacity;
+  ++c.workspace_allocations;
+  return c.blocks.back();
+}
+}  // namespace
 
 Workspace::Workspace(Queue& queue) : context_(context_of(queue)) {
   for (const Context::Block& b : context_.blocks) marks_.push_back(b.used);
@@ -50,12 +95,9 @@ void* Workspace::bytes(int64_t count) {
     b.used += size;
     return out;
   }
-  const int64_t capacity = std::max(size, kSmallest);
-  char* data = static_cast<char*>(allocate(capacity));
-  context_.blocks.push_back({data, capacity, size});
-  context_.workspace_bytes += capacity;
-  ++context_.workspace_allocations;
-  return data;
+  Context::Block& block = add_block(context_, std::max(size, kSmallest));
+  block.used = size;
+  return block.data;
 }
 
 void* create_stream(int device) {
@@ -78,6 +120,11 @@ void destroy_stream(void* stream) noexcept {
   Context* c = static_cast<Context*>(stream);
   cudaStreamSynchronize(c->stream);
   for (const Context::Block& b : c->blocks) cudaFree(b.data);
+  for (const UploadBlock& b : c->uploads) {
+    if (b.data) cudaFreeHost(b.data);
+    if (b.passed) cudaEventDestroy(b.passed);
+  }
+  for (DownloadBlock* b : c->download_blocks) release_block(b);
   cudaFreeHost(c->fault);
   cudaStreamDestroy(c->stream);
   delete c;
@@ -112,10 +159,93 @@ void copy_to_host(void* stream, void* host, const void* device, int64_t bytes) {
 void copy_from_host(void* stream, void* device, const void* host, int64_t bytes) {
   Context& c = context(stream);
   FP4T_CUDA(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, c.stream));
-  FP4T_CUDA(cudaStreamSynchronize(c.stream));  // `host` is the caller's again
+  wait(c);  // `host` is the caller's again
 }
 
 void synchronize(void* stream) { wait(context(stream)); }
+
+void upload(void* stream, void* device, const void* host, int64_t bytes) {
+  Context& c = context(stream);
+  for (int64_t done = 0; done < bytes;) {
+    UploadBlock& block = open_upload_block(c);
+    const int64_t part = std::min(bytes - done, kUploadBlockBytes - c.upload_used);
+    char* staged = block.data + c.upload_used;
+    std::memcpy(staged, static_cast<const char*>(host) + done, static_cast<size_t>(part));
+    FP4T_CUDA(cudaMemcpyAsync(static_cast<char*>(device) + done, staged, static_cast<size_t>(part),
+                              cudaMemcpyHostToDevice, c.stream));
+    // The next piece begins on a cache line of its own.
+    c.upload_used = std::min(align_up(c.upload_used + part, 64), kUploadBlockBytes);
+    done += part;
+  }
+}
+
+void* begin_download(void* stream, const void* device, int64_t bytes) {
+  Context& c = context(stream);
+  DownloadBlock* block = nullptr;
+  for (size_t i = 0; i < c.download_blocks.size() && !block; ++i) {
+    if (c.download_blocks[i]->capacity < bytes) continue;
+    block = c.download_blocks[i];
+    c.download_blocks.erase(c.download_blocks.begin() + static_cast<int64_t>(i));
+  }
+  if (!block) {
+    const int64_t capacity = align_up(bytes, 4096);
+    block = new DownloadBlock{static_cast<char*>(page_locked(capacity)), capacity, 0};
+  }
+  block->due = c.waits + 1;
+  FP4T_CUDA(
+      cudaMemcpyAsync(block->data, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, c.stream));
+  return block;
+}
+
+const void* finish_download(void* stream, void* staging) {
+  Context& c = context(stream);
+  const DownloadBlock& block = *static_cast<DownloadBlock*>(staging);
+  if (c.waits < block.due) wait(c);
+  return block.data;
+}
+
+void release_download(void* stream, void* staging) noexcept {
+  // Whoever takes it next enqueues its copy behind the one that may still be on its way.
+  context(stream).download_blocks.push_back(static_cast<DownloadBlock*>(staging));
+}
+
+void copy(void* stream, void* to, const void* from, int64_t bytes) {
+  FP4T_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                            context(stream).stream));
+}
+
+void reserve_workspace(void* stream, int64_t bytes) {
+  Context& c = context(stream);
+  for (const Context::Block& b : c.blocks) {
+    if (b.capacity - b.used >= bytes) return;
+  }
+  if (bytes > 0) add_block(c, align_up(bytes, 256));
+}
+
+QueueCounts counts(const void* stream) {
+  const Context& c = *static_cast<const Context*>(stream);
+  return {c.waits, c.workspace_bytes, c.workspace_allocations};
+}
+
+void begin_recording(void* stream) {
+  FP4T_CUDA(cudaStreamBeginCapture(context(stream).stream, cudaStreamCaptureModeThreadLocal));
+}
+
+void* end_recording(void* stream) {
+  cudaGraph_t graph = nullptr;
+  FP4T_CUDA(cudaStreamEndCapture(context(stream).stream, &graph));
+  cudaGraphExec_t ready = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&ready, graph, 0);
+  cudaGraphDestroy(graph);
+  check_cuda(status, "cudaGraphInstantiate");
+  return ready;
+}
+
+void replay(void* stream, void* graph) {
+  FP4T_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), context(stream).stream));
+}
+
+void release_recording(void* graph) noexcept { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
 
 int device_count() {
   int count = 0;
@@ -130,8 +260,21 @@ void describe_device(int device, Machine& machine) {
   cudaDeviceProp p;
   FP4T_CUDA(cudaGetDeviceProperties(&p, device));
   machine.device_name = p.name;
+  machine.device = device;
   machine.arch = p.major * 10 + p.minor;
+  machine.sm_count = p.multiProcessorCount;
   machine.memory_bytes = static_cast<int64_t>(p.totalGlobalMem);
+  FP4T_CUDA(cudaSetDevice(device));
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, probe_kernel) != cudaSuccess) {
+    cudaGetLastError();
+    machine.gpu_obstacle = fp4t::detail::concat("this program has no code for ", p.name,
+                                                " (compute capability ", p.major, ".", p.minor, ")");
+    return;
+  }
+  size_t free_bytes = 0, total = 0;
+  FP4T_CUDA(cudaMemGetInfo(&free_bytes, &total));
+  machine.free_bytes = static_cast<int64_t>(free_bytes);
 }
 
 bool built_with_cuda() { return true; }

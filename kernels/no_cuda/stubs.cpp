@@ -23,6 +23,17 @@ void fill_bytes(void*, void*, int, int64_t) { absent("device memory"); }
 void copy_to_host(void*, void*, const void*, int64_t) { absent("device memory"); }
 void copy_from_host(void*, void*, const void*, int64_t) { absent("device memory"); }
 void synchronize(void*) { absent("device queue"); }
+void upload(void*, void*, const void*, int64_t) { absent("device memory"); }
+void* begin_download(void*, const void*, int64_t) { absent("device memory"); }
+const void* finish_download(void*, void*) { absent("device memory"); }
+void release_download(void*, void*) noexcept {}
+void copy(void*, void*, const void*, int64_t) { absent("device memory"); }
+void reserve_workspace(void*, int64_t) { absent("device memory"); }
+QueueCounts counts(const void*) { absent("device queue"); }
+void begin_recording(void*) { absent("device queue"); }
+void* end_recording(void*) { absent("device queue"); }
+void replay(void*, void*) { absent("device queue"); }
+void release_recording(void*) noexcept {}
 int device_count() { return 0; }
 void describe_device(int, Machine&) { absent("run.device: cuda"); }
 bool built_with_cuda() { return false; }
