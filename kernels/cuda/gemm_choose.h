@@ -1,0 +1,21 @@
+// Which core and tile a product gets: pure functions of sizes and pointers, tested without a GPU. Cores
+// differ in speed alone.
+#pragma once
+
+#include "kernels/cuda/gemm_problem.h"
+
+namespace fp4t::cuda {
+
+enum class MmaVariant : uint8_t {
+#define FP4T_GEMM_MMA(name, tile_m, tile_n, warp_m, warp_n) k##name,
+#include "kernels/cuda/gemm_variants.inc"
+#undef FP4T_GEMM_MMA
+};
+
+// The largest tile that still gives every multiprocessor one.
+MmaVariant choose_mma(const GemmProblem& problem, int sm_count);
+
+// The largest unit, 16, 4 or 2 bytes, that every row of an operand can be read in.
+int copy_bytes(const GemmSide& side);
+
+}  // namespace fp4t::cuda
