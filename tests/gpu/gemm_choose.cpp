@@ -1,0 +1,49 @@
+// Which core and tile products get: needs no GPU.
+#include "kernels/cuda/gemm_choose.h"
+
+#include "gtest/gtest.h"
+
+namespace fp4t::cuda {
+namespace {
+
+GemmProblem dense(int64_t m, int64_t n, int64_t k) {
+  GemmProblem p;
+  p.m = m, p.n = n, p.k = k;
+  p.a.ld = p.b.ld = k;
+  return p;
+}
+
+TEST(GemmChoose, large_tiles_only_where_every_multiprocessor_gets_one) {
+  EXPECT_EQ(choose_mma(dense(4096, 4096, 64), 132), MmaVariant::kLarge);
+  EXPECT_EQ(choose_mma(dense(1024, 1024, 4096), 132), MmaVariant::kSmall);
+  EXPECT_EQ(choose_mma(dense(16, 151936, 2048), 132), MmaVariant::kSmall);
+}
+
+TEST(GemmChoose, groups_share_the_rows) {
+  GemmProblem p = dense(32768, 1536, 2048);
+  p.mode = GemmMode::kGroupedM;
+  p.groups = 128;
+  EXPECT_EQ(choose_mma(p, 132), MmaVariant::kLarge);
+  p.m = 2048;  // 16 rows a group
+  EXPECT_EQ(choose_mma(p, 132), MmaVariant::kSmall);
+}
+
+TEST(GemmChoose, copies_are_as_wide_as_every_row_allows) {
+  alignas(16) static Bf16 data[64];
+  const auto bytes = [](const Bf16* p, int64_t ld, int64_t stride) {
+    GemmSide s;
+    s.data = p;
+    s.ld = ld;
+    s.group_stride = stride;
+    return copy_bytes(s);
+  };
+  EXPECT_EQ(bytes(data, 96, 0), 16);
+  EXPECT_EQ(bytes(data, 90, 0), 4);
+  EXPECT_EQ(bytes(data, 257, 0), 2);
+  EXPECT_EQ(bytes(data + 2, 96, 0), 4);
+  EXPECT_EQ(bytes(data + 1, 96, 0), 2);
+  EXPECT_EQ(bytes(data, 96, 100), 4);
+}
+
+}  // namespace
+}  // namespace fp4t::cuda

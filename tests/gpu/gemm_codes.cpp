@@ -1,0 +1,152 @@
+// Products of codes on the GPU against the CPU.
+#include "tests/gpu/gemm_operands.h"
+
+namespace fp4t::test {
+namespace {
+
+constexpr DType kBf16 = DType::kBf16, kF32 = DType::kF32;
+constexpr GroupAxis kRows = GroupAxis::kRows, kCols = GroupAxis::kCols;
+
+void check_dense(const QuantSpec& a_spec, const QuantSpec& b_spec, int64_t rows, int64_t n, int64_t k,
+                 DType out) {
+  SCOPED_TRACE(detail::concat(describe(a_spec), " x ", describe(b_spec), " ", rows, " x ", n, " x ", k));
+  Mirror m;
+  const Operand a = coded(m, a_spec, kRows, 1, rows, k, 11), b = coded(m, b_spec, kRows, 1, n, k, 12);
+  m.check(Gemm{a, b, output(m, out, {rows, n}), false});
+}
+
+TEST(GpuGemmCodes, codes_on_both_sides) {
+  const QuantSpec square = nvfp4(BlockShape::k16x16);
+  for (const int64_t rows : {1, 8, 33, 200}) {
+    for (const int64_t k : {1, 50, 96, 512}) {
+      for (const DType out : {kF32, kBf16}) {
+        check_dense(nvfp4(), nvfp4(), rows, 47, k, out);
+        check_dense(nvfp4(), square, rows, 47, k, out);
+        check_dense(square, square, rows, 130, k, out);
+        check_dense(row_scaled(), nvfp4(), rows, 64, k, out);
+        check_dense(mxfp8(), mxfp8(), rows, 47, k, out);
+      }
+    }
+  }
+}
+
+TEST(GpuGemmCodes, rotated_codes_multiply_their_padding_too) {
+  check_dense(nvfp4(BlockShape::k1x16, 128), nvfp4(BlockShape::k1x16, 128), 5, 17, 130, kF32);
+}
+
+TEST(GpuGemmCodes, codes_with_bf16_run_over_the_logical_depth) {
+  for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16), mxfp8()}) {
+    for (const bool transposed : {false, true}) {
+      for (const int64_t k : {77, 128}) {
+        SCOPED_TRACE(detail::concat(describe(spec), ", transposed ", transposed, ", depth ", k));
+        Mirror m;
+        const Operand c = coded(m, spec, kRows, 1, 35, k, 31);
+        const Operand p = plain(m, kBf16, 18, k, transposed, transposed ? 1 : 0);
+        m.check(Gemm{c, p, output(m, kF32, {35, 18}), false});
+        m.check(Gemm{p, c, output(m, kF32, {18, 35}), false});
+      }
+    }
+  }
+}
+
+TEST(GpuGemmCodes, every_code_and_scale_of_either_format_is_exact) {
+  for (const bool fp4 : {true, false}) {
+    // Row r has one scale byte; an identity on the other side reads the operand out.
+    const int64_t depth = 256, rows = 256;
+    Mirror m;
+    const Operand a = coded(m, fp4 ? nvfp4() : mxfp8(), kRows, 1, rows, depth, 1);
+    const int64_t block = fp4 ? 16 : 32, code_count = code_bytes(a.codes);
+    for (int64_t i = 0; i < code_count; ++i) {
+      a.codes.codes.as<uint8_t>()[i] = static_cast<uint8_t>(fp4 ? i % 8 * 2 + (i % 8 * 2 + 1) * 16 : i % 256);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      // Codes of NaN would spread over whole sums, and scales below 2^-124 leave BF16 (see below).
+      int64_t scale = fp4 ? r % 127 : 3 + r % 250;
+      for (int64_t b = 0; b < depth / block; ++b) {
+        a.codes.block_scales.as<uint8_t>()[r * (depth / block) + b] = static_cast<uint8_t>(scale);
+      }
+    }
+    if (fp4) a.codes.tensor_scale.as<float>()[0] = 1.0f;
+    if (!fp4) {
+      for (int64_t i = 0; i < code_count; ++i) {
+        auto& c = a.codes.codes.as<uint8_t>()[i];
+        // Above 2^120 times 448 is infinite; keep to what is finite.
+        if ((c & 0x7F) == 0x7F || (i / depth % 250 > 240 && (c & 0x7F) > 0x38)) c = 0x38;
+      }
+    }
+    Operand identity;
+    identity.values = m.zeros(kBf16, {depth, depth});
+    for (int64_t i = 0; i < depth; ++i) put(identity.values, i * depth + i, 1.0f);
+    const TensorView out = output(m, kF32, {rows, depth});
+    m.compare_by(out, Ulp(0));
+    m.check(Gemm{a, identity, out, false});
+  }
+}
+
+TEST(GpuGemmCodes, row_scales_that_vanish_in_the_product_are_applied_one_by_one) {
+  Mirror m;
+  const Operand a = coded(m, row_scaled(), kRows, 1, 8, 64, 41), b = coded(m, nvfp4(), kRows, 1, 20, 64, 42);
+  b.codes.tensor_scale.as<float>()[0] = 0x1p-80f;
+  a.codes.tensor_scale.as<float>()[3] = 0x1p-60f;  // product subnormal
+  a.codes.tensor_scale.as<float>()[5] = 0x1p-75f;  // product 0
+  m.check(Gemm{a, b, output(m, kF32, {8, 20}), false});
+}
+
+const std::vector<int32_t> kOffsets = {0, 0, 1, 32, 65, 165, 165};
+constexpr int64_t kGroups = 6, kCapacity = 170;
+
+TEST(GpuGemmCodes, grouped_rows_find_their_padded_storage) {
+  for (const QuantSpec& a_spec : {nvfp4(), nvfp4(BlockShape::k16x16), row_scaled(), mxfp8()}) {
+    for (const bool b_square : {false, true}) {
+      for (const bool one : {false, true}) {  // activations quantised as one group
+        const QuantSpec b_spec = a_spec.format == Format::kMxfp8 ? mxfp8()
+                                 : b_square                      ? nvfp4(BlockShape::k16x16)
+                                                                 : nvfp4();
+        SCOPED_TRACE(detail::concat(describe(a_spec), " x ", describe(b_spec), " one group ", one));
+        Mirror m;
+        const Operand a = coded(m, a_spec, kRows, one ? 1 : kGroups, kCapacity, 50, 51);
+        const Operand b = coded(m, b_spec, kRows, kGroups, kGroups * 23, 50, 52);
+        m.check(GroupedGemm{a, b, m.i32(kOffsets), output(m, kF32, {kCapacity, 23})});
+      }
+    }
+  }
+}
+
+TEST(GpuGemmCodes, grouped_codes_with_bf16) {
+  for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16), mxfp8()}) {
+    for (const int64_t k : {50, 128}) {
+      SCOPED_TRACE(detail::concat(describe(spec), " depth ", k));
+      Mirror m;
+      const Operand weights = coded(m, spec, kRows, kGroups, kGroups * 40, k, 53);
+      const Operand rows = coded(m, spec, kRows, kGroups, kCapacity, k, 54);
+      const TensorView offsets = m.i32(kOffsets);
+      m.check(GroupedGemm{plain(m, kBf16, kCapacity, k, false), weights, offsets,
+                          output(m, kBf16, {kCapacity, 40})});
+      m.check(GroupedGemm{rows, stacked(m, kBf16, kGroups, 40, k, true, kGroups), offsets,
+                          output(m, kF32, {kCapacity, 40})});
+    }
+  }
+}
+
+TEST(GpuGemmCodes, grouped_tokens_find_their_padded_storage) {
+  for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16), nvfp4(BlockShape::k1x16, 64),
+                                nvfp4(BlockShape::k1x16, 128), mxfp8()}) {
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(detail::concat(describe(spec), " accumulate ", accumulate));
+      Mirror m;
+      const Operand a = coded(m, spec, kCols, kGroups, 20, kCapacity, 61);
+      const Operand b = coded(m, spec, kCols, kGroups, 136, kCapacity, 62);
+      const TensorView offsets = m.i32(kOffsets);
+      m.check(GroupedGemmK{a, b, offsets, output(m, kF32, {kGroups, 20, 136}, accumulate), accumulate});
+      if (spec.hadamard != 0) continue;
+      const Operand p = plain(m, kBf16, 47, kCapacity, true, kGroups);
+      m.check(GroupedGemmK{a, p, offsets, output(m, kF32, {kGroups, 20, 47}, accumulate), accumulate});
+      m.check(GroupedGemmK{p, b, offsets, output(m, kF32, {kGroups, 47, 136}, accumulate), accumulate});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp4t::test
+
+FP4T_GPU_TEST_MAIN
