@@ -1,0 +1,89 @@
+// Rows of the key-value cache on the device: their place, and blocks of 32 as MXFP8 (kernels/cpu/kv_codec.h).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/fault.cuh"
+#include "kernels/cuda/load.cuh"
+#include "kernels/formats/mxfp8.h"
+#include "kernels/ops/attention.h"
+
+namespace fp4t::cuda {
+
+inline constexpr int kKvBlock = 32;
+
+struct CachePlaces {
+  const int32_t* slots;
+  const int32_t* positions;
+  int64_t num_slots, max_length;
+
+  // slot * max_length + position of a row; -1 and a fault where that is outside of the cache.
+  __device__ int64_t row(int64_t t, const FaultSink& sink) const {
+    const int32_t slot = slots[t], position = positions[t];
+    if (slot < 0 || slot >= num_slots) {
+      report(sink, FaultKind::kIndex, t, slot);
+      return -1;
+    }
+    if (position < 0 || position >= max_length) {
+      report(sink, FaultKind::kIndex, t, position);
+      return -1;
+    }
+    return slot * max_length + position;
+  }
+};
+
+template <bool kVectors, class T>
+__device__ __forceinline__ void load_kv_block(const T* from, float (&x)[kKvBlock]) {
+#pragma unroll
+  for (int c = 0; c < kKvBlock; c += kVector) {
+    float part[kVector];
+    if constexpr (kVectors) {
+      load_vector(from + c, part);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) part[i] = to_f32(from[c + i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) x[c + i] = part[i];
+  }
+}
+
+template <bool kVectors, class T>
+__device__ __forceinline__ void store_kv_block(const float (&x)[kKvBlock], T* to) {
+#pragma unroll
+  for (int c = 0; c < kKvBlock; c += kVector) {
+    float part[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) part[i] = x[c + i];
+    if constexpr (kVectors) {
+      store_vector(part, to + c);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) to[c + i] = from_f32<T>(part[i]);
+    }
+  }
+}
+
+// Codes of a block; returns the scale byte. NaN takes no part in the maximum.
+__device__ __forceinline__ uint8_t encode_kv_block(const float (&x)[kKvBlock], uint8_t (&codes)[kKvBlock]) {
+  float amax = 0.0f;
+#pragma unroll
+  for (int c = 0; c < kKvBlock; ++c) amax = fabsf(x[c]) > amax ? fabsf(x[c]) : amax;
+  const uint32_t scale = mxfp8_block_scale(amax);
+  const float factor = mxfp8_encode_factor(scale);
+#pragma unroll
+  for (int c = 0; c < kKvBlock; ++c) codes[c] = static_cast<uint8_t>(e4m3_nearest(x[c] * factor));
+  return static_cast<uint8_t>(scale);
+}
+
+// A value as the cache gives it back: rounded to the act dtype T. NaN keeps its sign, as on the CPU; a
+// product on the GPU would lose it.
+template <class T>
+__device__ __forceinline__ T decode_kv(uint32_t code, float scale) {
+  const float value = e4m3_value(code);
+  return from_f32<T>((code & 0x7Fu) == 0x7Fu ? value : value * scale);
+}
+
+}  // namespace fp4t::cuda
