@@ -24,6 +24,13 @@ void Linear::weights_changed() {
   for (Cached& c : cache_) c.valid = false;
 }
 
+void Linear::prepare_forward(const Call& call) {
+  const OperandForm form = form_of(call, GemmRole::kFprop, OperandRole::kWeight);
+  if (!is_cacheable(form)) return;
+  ScratchScope scope(call.scratch);
+  forward_weight(call, scope, form, false);
+}
+
 TensorView Linear::stacked_weight() const {
   return operand_of(param_).reshape({site_.matrices() * site_.out, site_.in});
 }

@@ -31,6 +31,8 @@ class Linear {
                 const TensorView& offsets, const TensorView& dx);
 
   void weights_changed();
+  // Makes the codes that forward multiplies now, where they are kept, so that it need not.
+  void prepare_forward(const Call& call);
   void gradient_zeroed() { gradient_written_ = false; }
 
   const GemmSite& site() const { return site_; }

@@ -1,63 +1,10 @@
-#include "engine/model/transformer.h"
-
 #include <algorithm>
-#include <optional>
 
-#include "engine/model/block.h"
-#include "engine/model/call.h"
-#include "engine/model/monitors.h"
 #include "engine/model/rope.h"
+#include "engine/model/transformer_impl.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
-
-struct Transformer::Impl {
-  Impl(Queue& queue, const Plan& plan, Poison poison);
-
-  TensorView forward(const Pass& pass, const TokenBatch& batch);
-  void backward(const Pass& pass, const TokenBatch& batch, const TensorView& dlogits);
-  TensorView decode(const Pass& pass, const DecodeRows& rows);
-
-  enum class Phase : uint8_t { kNone, kTrain, kDecode };
-
-  void build_blocks();
-  void enter(Phase next);
-  Call make_call(const Pass& pass, int64_t tokens, bool counting);
-  void upload(const std::vector<int32_t>& values, const TensorView& block);
-  void embed(const Call& call, const TensorView& out);
-  KvCacheView cache_of(int64_t layer, Format format) const;
-  void check_batch(const Pass& pass, const TokenBatch& batch) const;
-  void check_rows(const Pass& pass, const DecodeRows& rows) const;
-  void check_ids(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions) const;
-  void final_norm(const TensorView& x, const TensorView& out, const TensorView& rstd);
-
-  Queue& queue;
-  const Plan& plan;
-  ModelDims dims;
-  Arena run_arena, step_arena, scratch;
-  ParamSet params;
-  StateBlocks state;
-  Monitors monitors;
-  std::vector<Block> blocks;
-  std::unique_ptr<Linear> head;
-  Param *embedding, *final_weight;
-
-  TokenBlocks token_blocks;
-  LogitBlocks logits;         // of the training phase
-  std::vector<void*> caches;  // of the decoding phase, a layer each
-
-  // Phases overlay in the step arena: each begins at `phases_mark`, its calls at `calls_mark`.
-  Phase phase = Phase::kNone;
-  int64_t phases_mark = 0, calls_mark = 0;
-
-  // The forward that a backward may continue.
-  struct Kept {
-    BatchActs acts;
-    int64_t tokens;
-    Keep keep;
-  };
-  std::optional<Kept> kept;
-};
 
 Transformer::Impl::Impl(Queue& queue_in, const Plan& plan_in, Poison poison)
     : queue(queue_in),
@@ -195,24 +142,6 @@ void Transformer::Impl::check_batch(const Pass& pass, const TokenBatch& batch) c
   }
 }
 
-void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) const {
-  FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
-  const auto count = static_cast<int64_t>(rows.tokens.size());
-  FP4T_CHECK(count > 0 && count <= plan.max_decode_tokens, count, " rows to decode, the plan has room for ",
-             plan.max_decode_tokens);
-  check_ids(rows.tokens, rows.positions);
-  FP4T_CHECK_EQ(rows.slots.size(), rows.tokens.size());
-  for (size_t t = 0; t < rows.slots.size(); ++t) {
-    FP4T_CHECK(rows.slots[t] >= 0 && rows.slots[t] < plan.max_cache_slots, "slot ", rows.slots[t], " of ",
-               plan.max_cache_slots);
-    FP4T_CHECK(rows.positions[t] < plan.max_cache_length, "position ", rows.positions[t],
-               " in a cache of length ", plan.max_cache_length);
-  }
-  FP4T_CHECK(static_cast<int64_t>(rows.logit_rows.size()) <= max_logit_rows(plan), rows.logit_rows.size(),
-             " rows of logits, the plan has room for ", max_logit_rows(plan));
-  for (const int32_t r : rows.logit_rows) FP4T_CHECK(r >= 0 && r < count, "logits of row ", r, " of ", count);
-}
-
 // Parts ----------------------------------------------------------------------------------------------
 
 void Transformer::Impl::upload(const std::vector<int32_t>& values, const TensorView& block) {
@@ -235,23 +164,7 @@ void Transformer::Impl::final_norm(const TensorView& x, const TensorView& out, c
                          .rstd = rstd});
 }
 
-KvCacheView Transformer::Impl::cache_of(int64_t layer, Format format) const {
-  const CacheLayout layout = cache_layout(plan, format);
-  const Shape shape = {plan.max_cache_slots, plan.max_cache_length, dims.kv_width};
-  char* base = static_cast<char*>(caches[static_cast<size_t>(layer)]);
-  KvCacheView view;
-  view.format = format == Format::kMxfp8 ? Format::kMxfp8 : Format::kBf16;
-  view.k = {base, layout.dtype, shape};
-  view.v = {base + layout.values_bytes, layout.dtype, shape};
-  if (format == Format::kMxfp8) {
-    const Shape scales = {shape[0], shape[1], dims.kv_width / 32};
-    view.k_scales = {base + 2 * layout.values_bytes, DType::kU8, scales};
-    view.v_scales = {base + 2 * layout.values_bytes + layout.scales_bytes, DType::kU8, scales};
-  }
-  return view;
-}
-
-// Forward, backward, decode --------------------------------------------------------------------------
+// Forward, backward ----------------------------------------------------------------------------------
 
 TensorView Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   check_batch(pass, batch);
@@ -307,35 +220,6 @@ void Transformer::Impl::backward(const Pass& pass, const TokenBatch& batch, cons
                            .tokens = token_blocks.tokens.rows(0, kept->tokens),
                            .dtable = embedding->gradient});
   kept.reset();  // gate and up were overwritten
-}
-
-TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
-  check_rows(pass, rows);
-  const auto count = static_cast<int64_t>(rows.tokens.size());
-  const auto num_logits = static_cast<int64_t>(rows.logit_rows.size());
-  kept.reset();
-  enter(Phase::kDecode);
-  const ArenaTake take{step_arena};
-  BatchActs acts = take_batch_acts(plan, dims, {}, count, Keep::kNothing, take);
-  const DecodeHead h = take_decode_head(dims, num_logits, take);
-  upload(rows.tokens, token_blocks.tokens);
-  upload(rows.positions, token_blocks.positions);
-  upload(rows.slots, token_blocks.groups);
-  upload(rows.logit_rows, token_blocks.logit_rows);
-
-  const Call call = make_call(pass, count, true);
-  embed(call, acts.stream[0]);
-  for (size_t l = 0; l < blocks.size(); ++l) {
-    const KvCacheView cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache);
-    blocks[l].forward(call, acts.stream[l], acts.layers[l], &cache, acts.stream[l + 1]);
-  }
-  if (num_logits == 0) return h.logits;
-  run(queue, PermuteRows{.x = acts.stream.back(),
-                         .token_of = token_blocks.logit_rows.rows(0, num_logits),
-                         .out = h.gathered});
-  final_norm(h.gathered, h.final_in, h.final_rstd);
-  head->forward(call, h.final_in, {}, {}, h.logits);
-  return h.logits;
 }
 
 // Interface ------------------------------------------------------------------------------------------

@@ -253,9 +253,13 @@ int64_t token_block_rows(const Plan& plan) {
   return std::max<int64_t>({plan.max_tokens, plan.max_decode_tokens, plan.max_cache_slots, 1});
 }
 
+int64_t cache_slots(const Plan& plan) {
+  return plan.max_cache_slots + (plan.machine.backend == Backend::kCuda ? 1 : 0);
+}
+
 CacheLayout cache_layout(const Plan& plan, Format format) {
   const int64_t values =
-      plan.max_cache_slots * plan.max_cache_length * plan.model.kv_heads * plan.model.head_dim;
+      cache_slots(plan) * plan.max_cache_length * plan.model.kv_heads * plan.model.head_dim;
   CacheLayout c;
   c.dtype = format == Format::kMxfp8 ? DType::kU8 : plan.act;
   c.values_bytes = align_up(values * dtype_bytes(c.dtype), 64);

@@ -256,6 +256,8 @@ struct CacheLayout {
   int64_t total_bytes() const { return 2 * (values_bytes + scales_bytes); }
 };
 CacheLayout cache_layout(const Plan& plan, Format format);
+// Sequences that a cache holds; on a GPU one more than the plan's, for rows that fill up a recorded call.
+int64_t cache_slots(const Plan& plan);
 int64_t max_cache_bytes(const Plan& plan);
 
 // Logit rows that a decode call may ask for.

@@ -1,0 +1,82 @@
+// What stands behind a Transformer: its arenas, its layers, the phase that the step arena is in.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/model/block.h"
+#include "engine/model/call.h"
+#include "engine/model/monitors.h"
+#include "engine/model/transformer.h"
+
+namespace fp4t {
+
+struct Transformer::Impl {
+  Impl(Queue& queue_in, const Plan& plan_in, Poison poison);
+
+  TensorView forward(const Pass& pass, const TokenBatch& batch);
+  void backward(const Pass& pass, const TokenBatch& batch, const TensorView& dlogits);
+  TensorView decode(const Pass& pass, const DecodeRows& rows);
+
+  // What a decode call enqueues once its inputs are on the device; returns the logits.
+  TensorView enqueue_decode(const Pass& pass, int64_t count, int64_t num_logits, bool counting);
+  // The same as a recording, where that gives the same bits. Rows of the call, 0 where it does not.
+  int64_t recorded_rows(const Pass& pass, const DecodeRows& rows);
+  TensorView decode_recorded(const Pass& pass, DecodeRows rows, int64_t bucket);
+  void prepare_weights(const Call& call);
+
+  enum class Phase : uint8_t { kNone, kTrain, kDecode };
+
+  void build_blocks();
+  void enter(Phase next);
+  Call make_call(const Pass& pass, int64_t tokens, bool counting);
+  void upload_rows(const DecodeRows& rows);
+  void upload(const std::vector<int32_t>& values, const TensorView& block);
+  void embed(const Call& call, const TensorView& out);
+  KvCacheView cache_of(int64_t layer, Format format) const;
+  void check_batch(const Pass& pass, const TokenBatch& batch) const;
+  void check_rows(const Pass& pass, const DecodeRows& rows) const;
+  void check_ids(const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions) const;
+  void final_norm(const TensorView& x, const TensorView& out, const TensorView& rstd);
+
+  Queue& queue;
+  const Plan& plan;
+  ModelDims dims;
+  Arena run_arena, step_arena, scratch;
+  ParamSet params;
+  StateBlocks state;
+  Monitors monitors;
+  std::vector<Block> blocks;
+  std::unique_ptr<Linear> head;
+  Param *embedding, *final_weight;
+
+  TokenBlocks token_blocks;
+  LogitBlocks logits;         // of the training phase
+  std::vector<void*> caches;  // of the decoding phase, a layer each
+
+  // Phases overlay in the step arena: each begins at `phases_mark`, its calls at `calls_mark`.
+  Phase phase = Phase::kNone;
+  int64_t phases_mark = 0, calls_mark = 0;
+
+  // The forward that a backward may continue.
+  struct Kept {
+    BatchActs acts;
+    int64_t tokens;
+    Keep keep;
+  };
+  std::optional<Kept> kept;
+
+  // Decode calls by forward table and rows.
+  struct RecordedCall {
+    bool warm = false;  // ran once as it is: scratch is there
+    Recording recording;
+    TensorView logits;
+  };
+  std::map<std::pair<const ForwardTable*, int64_t>, RecordedCall> recorded;
+  std::map<const ForwardTable*, bool> row_invariance;
+};
+
+}  // namespace fp4t
