@@ -35,14 +35,25 @@ GemmSide plain_side(const Operand& o) {
 }
 
 // Codes of `rows` logical rows, decoded.
-GemmSide row_side(Queue& queue, Workspace& workspace, const Operand& o, const StoredRows& place,
-                  int64_t rows) {
+GemmSide decoded_side(Queue& queue, Workspace& workspace, const Operand& o, const StoredRows& place,
+                      int64_t rows, ElementOrder order = ElementOrder::kNatural) {
   GemmSide side;
   side.ld = o.codes.padded_cols;
   Bf16* values = workspace.take<Bf16>(rows * side.ld);
-  decode_rows(queue, o.codes, place, rows, values);
+  decode_rows(queue, o.codes, place, rows, order, values);
   side.data = values;
   set_scale(side, o);
+  return side;
+}
+
+// Rows of a beside weights that stay codes.
+GemmSide stream_side(Queue& queue, Workspace& workspace, const Operand& o, const StoredRows& place,
+                     int64_t rows) {
+  if (!o.codes.empty()) return decoded_side(queue, workspace, o, place, rows, ElementOrder::kStream);
+  GemmSide side = plain_side(o);
+  Bf16* values = workspace.take<Bf16>(rows * side.ld);
+  reorder_rows(queue, side.data, side.ld, place, rows, side.ld, values);
+  side.data = values;
   return side;
 }
 
@@ -67,9 +78,23 @@ void set_groups(GemmProblem& p, GemmMode mode, const TensorView& offsets) {
   p.groups = offsets.dim(0) - 1;
 }
 
+// Rows of a in storage, those of no group left out.
+StoredRows grouped_rows(const GemmProblem& p, const Operand& a) {
+  StoredRows place;
+  place.offsets = p.offsets;
+  place.groups = static_cast<int32_t>(p.groups);
+  if (a.codes.empty()) return place;
+  place.padding = static_cast<int32_t>(outer_padding(a.codes.spec));
+  // Codes that were made as one group are not padded between groups.
+  if (a.codes.groups > 1 && place.padding > 1) place.kind = StoredRows::Kind::kOffsets;
+  return place;
+}
+
 void multiply(Queue& queue, const GemmProblem& p, const Operand& a, const Operand& b) {
   if (a.codes.empty() && a.values.dtype == DType::kF32) {
     launch_fp32(queue, p, a.values.as<float>(), b.values.as<float>());
+  } else if (stream_takes(p)) {
+    launch_stream_bf16(queue, p);
   } else if (wgmma_takes(queue, p)) {
     launch_wgmma(queue, p);
   } else {
@@ -93,9 +118,14 @@ void run(Queue& queue, const Gemm& op) {
   Workspace workspace(queue);
   GemmProblem p;
   p.m = op.out.dim(0), p.n = op.out.dim(1), p.k = row_depth(op.a, op.b);
-  p.a = op.a.codes.empty() ? plain_side(op.a) : row_side(queue, workspace, op.a, {}, p.m);
-  p.b = op.b.codes.empty() ? plain_side(op.b) : row_side(queue, workspace, op.b, {}, p.n);
   set_out(p, op.out, op.accumulate);
+  if (!op.b.codes.empty() && !op.a.transposed && stream_takes_codes(p, op.b.codes)) {
+    p.a = stream_side(queue, workspace, op.a, {}, p.m);
+    set_scale(p.b, op.b);
+    return launch_stream_nvfp4(queue, p, op.b.codes);
+  }
+  p.a = op.a.codes.empty() ? plain_side(op.a) : decoded_side(queue, workspace, op.a, {}, p.m);
+  p.b = op.b.codes.empty() ? plain_side(op.b) : decoded_side(queue, workspace, op.b, {}, p.n);
   multiply(queue, p, op.a, op.b);
 }
 
@@ -104,17 +134,14 @@ void run(Queue& queue, const GroupedGemm& op) {
   GemmProblem p;
   set_groups(p, GemmMode::kGroupedM, op.offsets);
   p.m = op.out.dim(0), p.n = op.out.dim(1), p.k = row_depth(op.a, op.b);
-  if (op.a.codes.empty()) {
-    p.a = plain_side(op.a);
-  } else {
-    StoredRows place;
-    place.offsets = p.offsets;
-    place.groups = static_cast<int32_t>(p.groups);
-    place.padding = static_cast<int32_t>(outer_padding(op.a.codes.spec));
-    // Codes that were made as one group are not padded between groups.
-    if (op.a.codes.groups > 1 && place.padding > 1) place.kind = StoredRows::Kind::kOffsets;
-    p.a = row_side(queue, workspace, op.a, place, p.m);
+  set_out(p, op.out, false);
+  const StoredRows rows = grouped_rows(p, op.a);
+  if (!op.b.codes.empty() && stream_takes_codes(p, op.b.codes)) {
+    p.a = stream_side(queue, workspace, op.a, rows, p.m);
+    set_scale(p.b, op.b);
+    return launch_stream_nvfp4(queue, p, op.b.codes);
   }
+  p.a = op.a.codes.empty() ? plain_side(op.a) : decoded_side(queue, workspace, op.a, rows, p.m);
   if (op.b.codes.empty()) {
     p.b = plain_side(op.b);
   } else {
@@ -122,10 +149,9 @@ void run(Queue& queue, const GroupedGemm& op) {
     place.kind = StoredRows::Kind::kEqual;
     place.count = p.n;
     place.stored_count = align_up(p.n, outer_padding(op.b.codes.spec));
-    p.b = row_side(queue, workspace, op.b, place, p.groups * p.n);
+    p.b = decoded_side(queue, workspace, op.b, place, p.groups * p.n);
     p.b.group_stride = p.n * p.b.ld;
   }
-  set_out(p, op.out, false);
   multiply(queue, p, op.a, op.b);
 }
 

@@ -15,6 +15,40 @@ MmaVariant choose_mma(const GemmProblem& p, int sm_count) {
   return rows > 64 && tiles >= sm_count ? MmaVariant::kLarge : MmaVariant::kSmall;
 }
 
+namespace {
+
+// Rows of a group on average; the counts are known on the device alone.
+int64_t rows_a_group(const GemmProblem& p) {
+  return p.mode == GemmMode::kGroupedM ? ceil_div(p.m, std::max<int64_t>(1, p.groups)) : p.m;
+}
+
+bool whole_chunks(const GemmSide& side) { return !side.mn_major && copy_bytes(side) == 16; }
+
+}  // namespace
+
+bool stream_takes(const GemmProblem& p) {
+  // Above that the tensor cores of wider tiles win over reading weights in one go.
+  const int64_t most = p.mode == GemmMode::kGroupedM ? 16 : 64;
+  return p.mode != GemmMode::kGroupedK && rows_a_group(p) <= most && p.k > 0 && p.k % 8 == 0 &&
+         whole_chunks(p.a) && whole_chunks(p.b);
+}
+
+bool stream_takes_codes(const GemmProblem& p, const QuantView& weights) {
+  const auto aligned = [](const TensorView& v, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(v.data) % bytes == 0;
+  };
+  return p.mode != GemmMode::kGroupedK && rows_a_group(p) <= 64 && p.k > 0 && p.k % 128 == 0 &&
+         weights.spec.format == Format::kNvfp4 && weights.group_axis == GroupAxis::kRows &&
+         weights.padded_cols == p.k && aligned(weights.codes, 16) && aligned(weights.block_scales, 8);
+}
+
+int stream_tile_rows(const GemmProblem& p) {
+  const int64_t rows = rows_a_group(p);
+  // Groups are uneven: room for about three times the average.
+  const int64_t wanted = p.mode == GemmMode::kGroupedM ? 3 * rows : rows;
+  return wanted <= 16 ? 16 : wanted <= 32 ? 32 : 64;
+}
+
 int copy_bytes(const GemmSide& side) {
   const auto address = reinterpret_cast<uintptr_t>(side.data);
   for (const int bytes : {16, 4}) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/gemm_problem.h"
+#include "kernels/formats/quant.h"
 
 namespace fp4t::cuda {
 
@@ -14,6 +15,13 @@ enum class MmaVariant : uint8_t {
 
 // The largest tile that still gives every multiprocessor one.
 MmaVariant choose_mma(const GemmProblem& problem, int sm_count);
+
+// Few rows a group: the core that streams weights once (gemm_stream.cuh) takes the product, of BF16 operands
+// or of weights that stay NVFP4 codes. `a` is looked at for the latter only in its sizes.
+bool stream_takes(const GemmProblem& problem);
+bool stream_takes_codes(const GemmProblem& problem, const QuantView& weights);
+// Rows of a tile there: 16, 32 or 64.
+int stream_tile_rows(const GemmProblem& problem);
 
 // The largest unit, 16, 4 or 2 bytes, that every row of an operand can be read in.
 int copy_bytes(const GemmSide& side);

@@ -36,16 +36,21 @@ __device__ __forceinline__ void place_e2m1(uint32_t codes, uint32_t (&pair)[4]) 
   }
 }
 
-// out: pairs of neighbours.
-__device__ __forceinline__ void decode_nvfp4(uint32_t codes, uint8_t scale, uint32_t (&out)[4]) {
+// The same times the block scale.
+__device__ __forceinline__ void decode_nvfp4_pairs(uint32_t codes, uint8_t scale, uint32_t (&pair)[4]) {
   const float s = e4m3_value(scale);
   const uint32_t factor = pack_bf16(s, s);
-  uint32_t pair[4];
   place_e2m1(codes, pair);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     pair[i] = mul_bf16x2(mul_bf16x2(pair[i], 0x7E807E80u), factor);  // 2^126, then the scale
   }
+}
+
+// out: pairs of neighbours.
+__device__ __forceinline__ void decode_nvfp4(uint32_t codes, uint8_t scale, uint32_t (&out)[4]) {
+  uint32_t pair[4];
+  decode_nvfp4_pairs(codes, scale, pair);
   out[0] = __byte_perm(pair[0], pair[1], 0x5410);
   out[1] = __byte_perm(pair[2], pair[3], 0x5410);
   out[2] = __byte_perm(pair[0], pair[1], 0x7632);

@@ -9,6 +9,11 @@ namespace fp4t::cuda {
 // mma.sync, any shape and alignment (gemm_mma.cuh).
 void launch_mma(Queue& queue, const GemmProblem& problem);
 
+// Few rows (gemm_stream.cuh): weights as BF16, or as NVFP4 codes; then b has scales only, and a's values
+// are in the order of StreamOrder (gemm_operand.h).
+void launch_stream_bf16(Queue& queue, const GemmProblem& problem);
+void launch_stream_nvfp4(Queue& queue, const GemmProblem& problem, const QuantView& weights);
+
 // F32 operands, one chain of fma k = 0 .. K-1 an output: the CPU's bits. `problem` has no data pointers.
 void launch_fp32(Queue& queue, const GemmProblem& problem, const float* a, const float* b);
 

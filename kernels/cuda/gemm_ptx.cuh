@@ -16,6 +16,10 @@ __device__ __forceinline__ void cp_async16(uint32_t shared, const void* global, 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid)
                : "memory");
 }
+__device__ __forceinline__ void cp_async8(uint32_t shared, const void* global, int valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid)
+               : "memory");
+}
 __device__ __forceinline__ void cp_async4(uint32_t shared, const void* global, int valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid)
                : "memory");
@@ -31,6 +35,17 @@ __device__ __forceinline__ void store_shared16(uint32_t shared, const uint32_t (
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(word[0]), "r"(word[1]),
                "r"(word[2]), "r"(word[3])
                : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared4(uint32_t shared) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint2 load_shared8(uint32_t shared) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
+  return x;
 }
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
