@@ -28,6 +28,37 @@ TEST(GemmChoose, groups_share_the_rows) {
   EXPECT_EQ(choose_mma(p, 132), MmaVariant::kSmall);
 }
 
+TEST(GemmChoose, few_rows_a_group_stream_the_weights) {
+  EXPECT_TRUE(stream_takes(dense(64, 2048, 2048)));
+  EXPECT_FALSE(stream_takes(dense(65, 2048, 2048)));
+  EXPECT_FALSE(stream_takes(dense(64, 2048, 90)));  // rows in no whole chunks
+  EXPECT_FALSE(stream_takes(dense(64, 2048, 0)));
+  GemmProblem p = dense(512, 1536, 2048);  // 64 tokens, eight of 128 experts each
+  p.mode = GemmMode::kGroupedM;
+  p.groups = 128;
+  EXPECT_TRUE(stream_takes(p));
+  EXPECT_EQ(stream_tile_rows(p), 16);
+  p.m = 32768;
+  EXPECT_FALSE(stream_takes(p));
+  p.mode = GemmMode::kGroupedK;
+  p.m = 16;
+  EXPECT_FALSE(stream_takes(p));
+}
+
+TEST(GemmChoose, codes_stream_when_their_rows_are_whole_stages) {
+  QuantSpec spec;
+  spec.format = Format::kNvfp4;
+  const auto takes = [&](int64_t rows, int64_t k) {
+    return stream_takes_codes(dense(rows, 256, k), quant_layout(spec, GroupAxis::kRows, 1, 256, k));
+  };
+  EXPECT_TRUE(takes(64, 768));
+  EXPECT_FALSE(takes(65, 768));
+  EXPECT_FALSE(takes(64, 96));
+  EXPECT_FALSE(takes(64, 90));
+  spec.format = Format::kMxfp8;
+  EXPECT_FALSE(takes(64, 768));
+}
+
 TEST(GemmChoose, copies_are_as_wide_as_every_row_allows) {
   alignas(16) static Bf16 data[64];
   const auto bytes = [](const Bf16* p, int64_t ld, int64_t stride) {

@@ -128,6 +128,71 @@ TEST(GpuGemmCodes, grouped_codes_with_bf16) {
   }
 }
 
+TEST(GpuGemmCodes, few_rows_beside_nvfp4_weights) {
+  for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16)}) {
+    for (const int64_t rows : {1, 7, 9, 17, 40, 64}) {
+      for (const int64_t k : {128, 768}) {
+        const int64_t n = rows == 17 ? 70 : 136;
+        check_dense(row_scaled(), spec, rows, n, k, rows % 2 == 0 ? kF32 : kBf16);
+        SCOPED_TRACE(detail::concat(describe(spec), " rows ", rows, " k ", k));
+        Mirror m;
+        const Operand b = coded(m, spec, kRows, 1, n, k, 13);
+        const bool accumulate = rows == 9;
+        m.check(
+            Gemm{plain(m, kBf16, rows, k, false, 1), b, output(m, kF32, {rows, n}, accumulate), accumulate});
+      }
+    }
+  }
+  for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16)}) {
+    Mirror m;
+    const Operand b = coded(m, spec, kRows, kGroups, kGroups * 88, 384, 14);
+    const TensorView offsets = m.i32(kOffsets);
+    m.check(
+        GroupedGemm{plain(m, kBf16, kCapacity, 384, false), b, offsets, output(m, kF32, {kCapacity, 88})});
+    m.check(GroupedGemm{coded(m, row_scaled(), kRows, kGroups, kCapacity, 384, 15), b, offsets,
+                        output(m, kBf16, {kCapacity, 88})});
+  }
+}
+
+HostTensor copy_of(const TensorView& v) {
+  HostTensor copy(v.dtype, v.shape);
+  std::memcpy(copy.view().data, v.data, static_cast<size_t>(v.bytes()));
+  return copy;
+}
+
+// The sampler reads weights as codes, the trainer decodes them first; their rows must agree.
+TEST(GpuGemmCodes, a_row_has_the_same_bits_beside_few_rows_and_many) {
+  for (const int64_t k : {128, 768, 2048}) {
+    const int64_t rows = 600, n = 200;
+    Mirror m;
+    const Operand a = plain(m, kBf16, rows, k, false), b = coded(m, nvfp4(), kRows, 1, n, k, 16);
+    const TensorView all = m.fresh(kF32, {rows, n});
+    m.run_on_gpu(Gemm{a, b, all, false});
+    for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, 1}, {3, 5}, {100, 16}, {300, 64}}) {
+      Operand part = a;
+      part.values = a.values.rows(begin, count);
+      const TensorView few = m.fresh(kF32, {count, n});
+      m.run_on_gpu(Gemm{part, b, few, false});
+      EXPECT_TRUE(matches_bitwise(all.rows(begin, count), few)) << count << " rows, depth " << k;
+    }
+    const Operand experts = coded(m, nvfp4(), kRows, 4, 4 * n, k, 17);
+    const std::vector<int32_t> many = {0, 200, 200, 500, 600}, few = {0, 3, 3, 30, 31};
+    const TensorView out = m.fresh(kF32, {rows, n});
+    m.run_on_gpu(GroupedGemm{a, experts, m.i32(many), out});
+    HostTensor expected = copy_of(out);
+    for (size_t g = 0; g < 4; ++g) {
+      const int64_t count = few[g + 1] - few[g];
+      std::vector<int32_t> bounds(5, 0);
+      for (size_t i = g + 1; i < 5; ++i) bounds[i] = static_cast<int32_t>(count);
+      Operand part = a;
+      part.values = a.values.rows(many[g], count);
+      const TensorView own = m.fresh(kF32, {count, n});
+      m.run_on_gpu(GroupedGemm{part, experts, m.i32(bounds), own});
+      EXPECT_TRUE(matches_bitwise(expected.view().rows(many[g], count), own)) << "group " << g;
+    }
+  }
+}
+
 TEST(GpuGemmCodes, grouped_tokens_find_their_padded_storage) {
   for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16), nvfp4(BlockShape::k1x16, 64),
                                 nvfp4(BlockShape::k1x16, 128), mxfp8()}) {
