@@ -75,7 +75,7 @@ struct MmaTile {
                                               int64_t outer, int64_t outer_end, int64_t k, int64_t k_end) {
     constexpr int kChunks = kRows * kMmaDepth / 8;
     static_assert(kChunks % kThreads == 0);
-#pragma unroll
+#pragma unroll 1  // registers
     for (int i = 0; i < kChunks / kThreads; ++i) {
       const int c = i * kThreads + static_cast<int>(threadIdx.x);
       if constexpr (kMnMajor) {
