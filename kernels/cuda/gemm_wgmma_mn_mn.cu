@@ -1,0 +1,9 @@
+#include "kernels/cuda/gemm_wgmma_kernel.cuh"
+
+namespace fp4t::cuda::sm90 {
+
+void launch_mn_mn(const Maps& maps, const Launch& p, const Grid& grid) {
+  launch_any<true, true, true>(maps, p, grid);
+}
+
+}  // namespace fp4t::cuda::sm90
