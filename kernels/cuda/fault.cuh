@@ -10,7 +10,7 @@ namespace fp4t::cuda {
 // What a kernel needs to report; by value in its arguments.
 struct FaultSink {
   Fault* fault;
-  char op[24];
+  char op[32];
 };
 
 inline FaultSink fault_sink(const Queue& queue, const char* op) {
