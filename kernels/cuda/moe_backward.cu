@@ -4,8 +4,8 @@
 
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
-#include "kernels/cuda/copy_async.cuh"
 #include "kernels/cuda/fault.cuh"
+#include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/cuda/load.cuh"
 #include "kernels/ops/moe.h"
 #include "kernels/ops/run.h"
@@ -73,7 +73,8 @@ __device__ void load_tile(char* tile, const T* from, int count, int64_t width, i
       const int64_t r = row(i / kChunks);
       const int c = i % kChunks;
       if (r < 0 || c * kPer16<T> >= n) continue;
-      copy_async16(tile + i / kChunks * kRowBytes + 16 * c, from + r * width + first + c * kPer16<T>);
+      cp_async16(shared_address(tile + i / kChunks * kRowBytes + 16 * c),
+                 from + r * width + first + c * kPer16<T>, 16);
     }
   } else {
     constexpr int kColumns = kTileBytes / static_cast<int>(sizeof(T));
@@ -161,14 +162,14 @@ __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
       load_tile<T, kVectors>(stage + kPairs * kRowBytes, dout, tokens, a.width, first, n,
                              [&](int i) { return first_token + i; });
     }
-    copy_async_commit();
+    cp_async_commit();
   };
   const bool owner = rows.row[thread] >= 0;
   float sum = 0.0f;
   load(0);
   for (int64_t tile = 0; tile * kColumns < a.width; ++tile) {
     load(tile + 1);
-    copy_async_wait<1>();
+    cp_async_wait<1>();
     __syncthreads();
     const char* stage = shared + tile % kStages * stage_bytes;
     const char* grads = stage + kPairs * kRowBytes;

@@ -123,20 +123,25 @@ class Mirror {
   Queue& cpu() { return cpu_; }
   Queue& gpu() { return gpu_; }
 
-  // The same op over the device's copies: every pointer into one of the mirror's tensors is exchanged.
+  // The same op over the device's copies: every view of one of the mirror's tensors is exchanged. Views are
+  // recognised as a whole, since the bytes after a view's type are padding and may hold an old pointer.
   template <class Op>
   Op on_device(const Op& op) {
     static_assert(std::is_trivially_copyable_v<Op>);
     alignas(Op) unsigned char bytes[sizeof(Op)];
     std::memcpy(bytes, &op, sizeof(Op));
-    for (size_t at = 0; at + sizeof(char*) <= sizeof(Op); at += alignof(char*)) {
-      char* pointer;
-      std::memcpy(&pointer, bytes + at, sizeof pointer);
+    for (size_t at = 0; at + sizeof(TensorView) <= sizeof(Op); at += alignof(TensorView)) {
+      TensorView view;
+      std::memcpy(static_cast<void*>(&view), bytes + at, sizeof view);
+      const bool is_view = view.data && view.dtype <= DType::kU8 && view.shape.rank() > 0 &&
+                           view.shape.rank() <= Shape::kMaxRank;
+      if (!is_view) continue;
       for (Pair& p : pairs_) {
-        char* base = static_cast<char*>(p.cpu.view().data);
-        if (pointer < base || pointer > base + p.bytes()) continue;
-        pointer = p.device + kGuard + (pointer - base);
-        std::memcpy(bytes + at, &pointer, sizeof pointer);
+        char *base = static_cast<char*>(p.cpu.view().data), *pointer = static_cast<char*>(view.data);
+        if (pointer < base || pointer + view.bytes() > base + p.bytes()) continue;
+        view.data = p.device + kGuard + (pointer - base);
+        std::memcpy(bytes + at, static_cast<void*>(&view), sizeof view);
+        at += sizeof view - alignof(TensorView);
         break;
       }
     }

@@ -1,0 +1,277 @@
+// Routing, permutation, combination, embedding and SwiGLU on a GPU: microseconds, and bytes a second over
+// those of a plain copy in the same run.
+//   bench_gpu_moe [tokens...]          (8192 and 32768 where none are given; width 2048, 128 experts, top 8)
+// Every op runs as a CUDA graph over rotated sets of tensors, together larger than three times the L2;
+// medians of the repetitions.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "kernels/base/numeric.h"
+#include "kernels/base/queue.h"
+#include "kernels/cuda/context.h"
+#include "kernels/formats/bf16.h"
+#include "kernels/ops/run.h"
+
+namespace fp4t {
+namespace {
+
+constexpr int64_t kWidth = 2048, kExperts = 128, kTopK = 8, kVocabulary = 50304, kHidden = 768;
+constexpr int64_t kCacheBytes = int64_t{50} << 20;
+constexpr int kRepetitions = 15;
+
+// Device memory filled with normal values, or integers below `limit`.
+class Pool {
+ public:
+  explicit Pool(Queue& queue) : queue_(queue) {
+    std::mt19937_64 engine(1);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < kBlock; ++i) normals_.push_back(normal(engine));
+  }
+  ~Pool() {
+    for (void* p : all_) queue_.release(p);
+  }
+  TensorView normal(DType dtype, const Shape& shape, float scale = 1.0f) {
+    const TensorView v = fresh(dtype, shape);
+    std::vector<char> bytes(static_cast<size_t>(kBlock * dtype_bytes(dtype)));
+    for (size_t i = 0; i < normals_.size(); ++i) {
+      const float x = scale * normals_[i];
+      if (dtype == DType::kF32) reinterpret_cast<float*>(bytes.data())[i] = x;
+      if (dtype == DType::kBf16) reinterpret_cast<Bf16*>(bytes.data())[i] = f32_to_bf16(x);
+    }
+    for (int64_t at = 0; at < v.bytes(); at += static_cast<int64_t>(bytes.size())) {
+      queue_.copy_from_host(static_cast<char*>(v.data) + at, bytes.data(),
+                            std::min<int64_t>(v.bytes() - at, static_cast<int64_t>(bytes.size())));
+    }
+    return v;
+  }
+  TensorView indices(int64_t count, int64_t limit) {
+    std::mt19937_64 engine(2);
+    std::vector<int32_t> values;
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(static_cast<int32_t>(static_cast<int64_t>(engine() >> 1) % limit));
+    }
+    const TensorView v = fresh(DType::kI32, {count});
+    queue_.copy_from_host(v.data, values.data(), v.bytes());
+    return v;
+  }
+  TensorView fresh(DType dtype, const Shape& shape) {
+    const TensorView v{queue_.allocate(shape.elements() * dtype_bytes(dtype)), dtype, shape};
+    all_.push_back(v.data);
+    queue_.fill_bytes(v.data, 0, v.bytes());
+    return v;
+  }
+
+ private:
+  static constexpr int64_t kBlock = 1 << 20;
+  Queue& queue_;
+  std::vector<float> normals_;
+  std::vector<void*> all_;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Microseconds of one call of `work(i)`, i = 0.., recorded as a graph of `calls` calls.
+double measure(Queue& queue, int calls, const std::function<void(int)>& work) {
+  const cudaStream_t stream = cuda::stream_of(queue);
+  for (int i = 0; i < calls; ++i) work(i);  // the workspace grows outside of the recording
+  queue.synchronize();
+  cudaGraph_t graph;
+  cudaGraphExec_t recorded;
+  FP4T_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < calls; ++i) work(i);
+  FP4T_CUDA(cudaStreamEndCapture(stream, &graph));
+  FP4T_CUDA(cudaGraphInstantiate(&recorded, graph, 0));
+  cudaEvent_t begin, end;
+  FP4T_CUDA(cudaEventCreate(&begin));
+  FP4T_CUDA(cudaEventCreate(&end));
+  std::vector<double> times;
+  for (int r = 0; r < kRepetitions + 2; ++r) {
+    FP4T_CUDA(cudaEventRecord(begin, stream));
+    FP4T_CUDA(cudaGraphLaunch(recorded, stream));
+    FP4T_CUDA(cudaEventRecord(end, stream));
+    queue.synchronize();
+    float ms = 0;
+    FP4T_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    if (r >= 2) times.push_back(double{ms} * 1000 / calls);
+  }
+  FP4T_CUDA(cudaGraphExecDestroy(recorded));
+  FP4T_CUDA(cudaGraphDestroy(graph));
+  return median(times);
+}
+
+class Bench {
+ public:
+  explicit Bench(Queue& queue) : queue_(queue) {
+    const int64_t bytes = int64_t{1} << 30;
+    Pool pool(queue);
+    const TensorView from = pool.normal(DType::kBf16, {bytes / 2}),
+                     to = pool.fresh(DType::kBf16, {bytes / 2});
+    const double us = measure(queue, 1, [&](int) {
+      FP4T_CUDA(cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                                cuda::stream_of(queue)));
+    });
+    copy_rate_ = 2.0 * static_cast<double>(bytes) / us;
+    std::printf("copy %.2f TB/s\n", copy_rate_ * 1e-6);
+  }
+
+  // make(pool) gives an op over tensors of its own; `bytes` is what one call must move.
+  template <class Make>
+  void op(const char* name, int64_t tokens, double bytes, const Make& make) {
+    Pool pool(queue_);
+    const int sets = static_cast<int>(
+        std::clamp<double>(std::ceil(3.0 * static_cast<double>(kCacheBytes) / bytes), 2.0, 40.0));
+    std::vector<decltype(make(pool))> ops;
+    for (int i = 0; i < sets; ++i) ops.push_back(make(pool));
+    const double us = measure(queue_, sets, [&](int i) { run(queue_, ops[static_cast<size_t>(i)]); });
+    std::printf("%-26s T %6lld  %9.1f us  %6.0f GB/s  %.2f of copy\n", name, static_cast<long long>(tokens),
+                us, bytes / us * 1e-3, bytes / us / copy_rate_);
+    std::fflush(stdout);
+  }
+
+  Queue& queue() { return queue_; }
+
+ private:
+  Queue& queue_;
+  double copy_rate_;
+};
+
+Route make_route(Pool& p, int64_t tokens) {
+  return {p.normal(DType::kF32, {tokens, kExperts}, 2.0f),
+          p.normal(DType::kF32, {kExperts}, 0.01f),
+          RouterKind::kSoftmax,
+          kTopK,
+          true,
+          1.0f,
+          p.fresh(DType::kF32, {tokens, kExperts}),
+          p.fresh(DType::kI32, {tokens, kTopK}),
+          p.fresh(DType::kF32, {tokens, kTopK}),
+          p.fresh(DType::kI32, {kExperts + 1}),
+          p.fresh(DType::kI32, {tokens, kTopK}),
+          p.fresh(DType::kI32, {tokens * kTopK})};
+}
+
+void routing(Bench& b, int64_t tokens) {
+  const double t = static_cast<double>(tokens), logits = t * kExperts * 4;
+  const auto routed = [&](Pool& p) {
+    const Route r = make_route(p, tokens);
+    run(b.queue(), r);
+    return r;
+  };
+  b.op("router_logits", tokens, t * kWidth * 2 + logits, [&](Pool& p) {
+    return RouterLogits{p.normal(DType::kBf16, {tokens, kWidth}),
+                        p.normal(DType::kF32, {kExperts, kWidth}, 0.02f),
+                        p.fresh(DType::kF32, {tokens, kExperts})};
+  });
+  b.op("router_logits_backward", tokens, t * kWidth * 6 + logits, [&](Pool& p) {
+    return RouterLogitsBackward{
+        p.normal(DType::kBf16, {tokens, kWidth}), p.normal(DType::kF32, {kExperts, kWidth}, 0.02f),
+        p.normal(DType::kF32, {tokens, kExperts}), p.fresh(DType::kF32, {tokens, kWidth}),
+        p.fresh(DType::kF32, {kExperts, kWidth})};
+  });
+  b.op("route", tokens, 2 * logits + t * kTopK * 16, [&](Pool& p) { return make_route(p, tokens); });
+  b.op("router_stats", tokens, 2 * logits, [&](Pool& p) {
+    const Route r = routed(p);
+    return RouterStats{r.logits,
+                       r.scores,
+                       r.offsets,
+                       r.kind,
+                       kTopK,
+                       p.fresh(DType::kF64, {2}),
+                       p.fresh(DType::kI64, {kExperts})};
+  });
+  b.op("route_backward", tokens, 3 * logits + t * kTopK * 8, [&](Pool& p) {
+    const Route r = routed(p);
+    return RouteBackward{
+        r.logits, r.scores, r.experts, r.offsets, p.normal(DType::kF32, {tokens, kTopK}),  r.kind,
+        true,     1.0f,     0.001f,    0.001f,    p.fresh(DType::kF32, {tokens, kExperts})};
+  });
+}
+
+void rows(Bench& b, int64_t tokens) {
+  const double row = static_cast<double>(tokens) * kWidth * 2;
+  const auto routed = [&](Pool& p) {
+    const Route r = make_route(p, tokens);
+    run(b.queue(), r);
+    return r;
+  };
+  b.op("permute_rows", tokens, 2 * kTopK * row, [&](Pool& p) {
+    return PermuteRows{p.normal(DType::kBf16, {tokens, kWidth}), routed(p).token_of,
+                       p.fresh(DType::kBf16, {tokens * kTopK, kWidth})};
+  });
+  for (bool residual : {true, false}) {
+    b.op(residual ? "combine_experts" : "combine (dx: no gates)", tokens, (kTopK + (residual ? 2 : 1)) * row,
+         [&](Pool& p) {
+           const Route r = routed(p);
+           return CombineExperts{p.normal(DType::kBf16, {tokens * kTopK, kWidth}),
+                                 r.row_of,
+                                 r.experts,
+                                 residual ? r.gates : TensorView{},
+                                 kExperts,
+                                 {},
+                                 residual ? p.normal(DType::kBf16, {tokens, kWidth}) : TensorView{},
+                                 p.fresh(DType::kBf16, {tokens, kWidth})};
+         });
+  }
+  b.op("combine_experts_backward", tokens, (2 * kTopK + 1) * row, [&](Pool& p) {
+    const Route r = routed(p);
+    return CombineExpertsBackward{p.normal(DType::kBf16, {tokens, kWidth}),
+                                  p.normal(DType::kBf16, {tokens * kTopK, kWidth}),
+                                  r.row_of,
+                                  r.gates,
+                                  p.fresh(DType::kBf16, {tokens * kTopK, kWidth}),
+                                  p.fresh(DType::kF32, {tokens, kTopK})};
+  });
+  b.op("embed_forward", tokens, 2 * row, [&](Pool& p) {
+    return EmbedForward{p.normal(DType::kBf16, {kVocabulary, kWidth}), p.indices(tokens, kVocabulary),
+                        p.fresh(DType::kBf16, {tokens, kWidth})};
+  });
+  const double hit = kVocabulary * (1.0 - std::exp(-static_cast<double>(tokens) / kVocabulary));
+  b.op("embed_backward", tokens, row + hit * kWidth * 8, [&](Pool& p) {
+    return EmbedBackward{p.normal(DType::kBf16, {tokens, kWidth}), p.indices(tokens, kVocabulary),
+                         p.fresh(DType::kF32, {kVocabulary, kWidth})};
+  });
+}
+
+void swiglu(Bench& b, int64_t tokens) {
+  const int64_t n = tokens * kTopK;
+  const double half = static_cast<double>(n) * kHidden * 2;
+  b.op("swiglu_forward", tokens, 3 * half, [&](Pool& p) {
+    return SwigluForward{p.normal(DType::kBf16, {n, 2 * kHidden}), 0.0f, p.fresh(DType::kBf16, {n, kHidden})};
+  });
+  b.op("swiglu_backward", tokens, 5 * half, [&](Pool& p) {
+    return SwigluBackward{p.normal(DType::kBf16, {n, 2 * kHidden}), 0.0f,
+                          p.normal(DType::kBf16, {n, kHidden}), p.fresh(DType::kBf16, {n, 2 * kHidden})};
+  });
+}
+
+int bench(int argc, char** argv) {
+  std::vector<int64_t> sizes;
+  for (int i = 1; i < argc; ++i) sizes.push_back(std::atoll(argv[i]));
+  if (sizes.empty()) sizes = {8192, 32768};
+  Queue queue = Queue::cuda(0);
+  cudaDeviceProp device;
+  FP4T_CUDA(cudaGetDeviceProperties(&device, 0));
+  std::printf("%s\n", device.name);
+  Bench b(queue);
+  for (int64_t tokens : sizes) {
+    routing(b, tokens);
+    rows(b, tokens);
+    swiglu(b, tokens);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace fp4t
+
+int main(int argc, char** argv) { return fp4t::bench(argc, argv); }
