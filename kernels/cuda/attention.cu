@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention_general.cuh"
 #include "kernels/cuda/attention_plan.cuh"
 #include "kernels/cuda/attention_select.h"
+#include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/load.cuh"
 #include "kernels/ops/run.h"
 
@@ -13,15 +14,7 @@ namespace fp4t::cuda {
 
 namespace {
 
-constexpr int kRows = 2 * kGroupRows, kThreads = 2 * kGroupThreads;
-
-struct Packed {
-  const Bf16* qkv;
-  HeadShape shape;
-  float c;  // scale * log2(e)
-  Bf16* out;
-  float* lse;
-};
+constexpr int kRows = kPackedRows, kThreads = 2 * kGroupThreads;
 
 template <int kD>
 struct Shared {
@@ -32,7 +25,8 @@ struct Shared {
 
 // Rows of one tile with one query head.
 template <int kD>
-__device__ void attend_tile(const Packed& args, const AttentionTile& tile, int64_t head, Shared<kD>& shared) {
+__device__ void attend_tile(const PackedAttention& args, const AttentionTile& tile, int64_t head,
+                            Shared<kD>& shared) {
   const HeadShape& shape = args.shape;
   const int columns = static_cast<int>(shape.head_dim), lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -48,7 +42,7 @@ __device__ void attend_tile(const Packed& args, const AttentionTile& tile, int64
                             columns);
     load_tile<kD, kThreads>(shared_address(shared.v[b % 2]), kBlockKeys, row + shape.v(kv_head), width, valid,
                             columns);
-    commit_copies();
+    cp_async_commit();
   };
   load_tile<kD, kThreads>(q, kRows, first + before * width + shape.q(head), width, tile.rows, columns);
   load_block(0);
@@ -62,9 +56,9 @@ __device__ void attend_tile(const Packed& args, const AttentionTile& tile, int64
     if (b > 0 && b % (kSplitKeys / kBlockKeys) == 0) total.add(args.c, o, state);
     if (b + 1 < num_blocks) {
       load_block(b + 1);
-      wait_copies<1>();
+      cp_async_wait<1>();
     } else {
-      wait_copies<0>();
+      cp_async_wait<0>();
     }
     __syncthreads();
     Fragment<kBlockKeys> s;
@@ -94,7 +88,7 @@ __device__ void attend_tile(const Packed& args, const AttentionTile& tile, int64
 }
 
 template <int kD>
-__global__ void __launch_bounds__(kThreads, 1) attention_kernel(Packed args, AttentionTiles tiles) {
+__global__ void __launch_bounds__(kThreads, 1) attention_kernel(PackedAttention args, AttentionTiles tiles) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<kD>& shared = *reinterpret_cast<Shared<kD>*>(memory);
   const int64_t heads = args.shape.heads, items = *tiles.count * heads;
@@ -104,17 +98,14 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(Packed args, Att
 }
 
 template <int kD>
-void launch(Queue& queue, const AttentionForward& op, const Packed& args) {
+void launch(Queue& queue, const char* op, const PackedAttention& args, const AttentionTiles& tiles) {
   const Context& context = context_of(queue);
-  Workspace workspace(queue);
-  const int64_t tokens = op.qkv.dim(0);
-  const AttentionTiles tiles = plan_tiles(queue, workspace, op.kName, op.doc_begin.as<int32_t>(), tokens,
-                                          kRows, TileCost::kKeysBefore);
   constexpr int kBytes = static_cast<int>(sizeof(Shared<kD>));
   FP4T_CUDA(cudaFuncSetAttribute(attention_kernel<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(context.sm_count, tokens * op.heads));
+  const auto grid =
+      static_cast<unsigned>(std::min<int64_t>(context.sm_count, args.tokens * args.shape.heads));
   attention_kernel<kD><<<grid, kThreads, kBytes, context.stream>>>(args, tiles);
-  check_launch(op.kName);
+  check_launch(op);
 }
 
 }  // namespace
@@ -125,15 +116,18 @@ void run(Queue& queue, const AttentionForward& op) {
   Workspace workspace(queue);
   const AlignedInput qkv(queue, workspace, op.qkv);
   const AlignedOutput out(queue, workspace, op.out);
-  const Packed args{qkv.as<Bf16>(),
-                    {op.heads, op.kv_heads, op.head_dim},
-                    score_factor(op.scale),
-                    out.as<Bf16>(),
-                    op.lse.as<float>()};
-  if (op.head_dim <= 64) {
-    launch<64>(queue, op, args);
+  const int64_t tokens = op.qkv.dim(0);
+  const PackedAttention args{qkv.as<Bf16>(), {op.heads, op.kv_heads, op.head_dim},
+                             tokens,         score_factor(op.scale),
+                             out.as<Bf16>(), op.lse.as<float>()};
+  const AttentionTiles tiles = plan_tiles(queue, workspace, op.kName, op.doc_begin.as<int32_t>(), tokens,
+                                          kRows, TileCost::kKeysBefore);
+  if (on_sm90(queue)) {
+    attention_sm90(queue, op.kName, args, tiles);
+  } else if (op.head_dim <= 64) {
+    launch<64>(queue, op.kName, args, tiles);
   } else {
-    launch<128>(queue, op, args);
+    launch<128>(queue, op.kName, args, tiles);
   }
   out.finish();
 }

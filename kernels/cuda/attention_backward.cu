@@ -78,7 +78,7 @@ __device__ void query_tile(const Backward& args, const AttentionTile& tile, int6
                             columns);
     load_tile<kD, kThreads>(shared_address(shared.v[b % 2]), kStep, row + shape.v(kv_head), width, valid,
                             columns);
-    commit_copies();
+    cp_async_commit();
   };
   __syncthreads();  // the tile before this is done with shared memory
   load_tile<kD, kThreads>(q, kRows, first + before * width + shape.q(head), width, tile.rows, columns);
@@ -98,9 +98,9 @@ __device__ void query_tile(const Backward& args, const AttentionTile& tile, int6
   for (int b = 0; b < num_blocks; ++b) {
     if (b + 1 < num_blocks) {
       load_block(b + 1);
-      wait_copies<1>();
+      cp_async_wait<1>();
     } else {
-      wait_copies<0>();
+      cp_async_wait<0>();
     }
     __syncthreads();
     const uint32_t k = shared_address(shared.k[b % 2]), v = shared_address(shared.v[b % 2]);
@@ -178,7 +178,7 @@ __device__ void key_tile(const Backward& args, const AttentionTile& tile, int64_
     if (thread < kStep) {
       shared.rows[stage][thread] = thread < valid ? args.rows[head * args.tokens + row + thread] : no_row();
     }
-    commit_copies();
+    cp_async_commit();
   };
   const Bf16* first = args.qkv + tile.begin * width;
   __syncthreads();  // the tile before this is done with shared memory
@@ -191,9 +191,9 @@ __device__ void key_tile(const Backward& args, const AttentionTile& tile, int64_
   for (int step = 0; step < num_steps; ++step) {
     if (step + 1 < num_steps) {
       load_step(step + 1);
-      wait_copies<1>();
+      cp_async_wait<1>();
     } else {
-      wait_copies<0>();
+      cp_async_wait<0>();
     }
     __syncthreads();
     const uint32_t q = shared_address(shared.q[step % 2]), dout = shared_address(shared.dout[step % 2]);

@@ -102,7 +102,7 @@ __device__ void load_block(const Cached& args, const Tile& tile, int b, Shared<k
     load_tile<kD, kThreads>(k, kBlockKeys, static_cast<const Bf16*>(args.k) + first, stride, valid, columns);
     load_tile<kD, kThreads>(v, kBlockKeys, static_cast<const Bf16*>(args.v) + first, stride, valid, columns);
   }
-  commit_copies();
+  cp_async_commit();
 }
 
 template <int kD>
@@ -114,7 +114,7 @@ __device__ void load_queries(const Cached& args, const Tile& tile, uint32_t q) {
     const bool zero = row >= rows || chunk * 8 >= args.shape.head_dim;
     const Bf16* from = args.qkv;
     if (!zero) from += tile.token(row) * args.shape.width() + args.shape.q(tile.head_of(row)) + chunk * 8;
-    copy_async16(q + tile_offset(kGroupRows, row, chunk), from, zero);
+    cp_async16(q + tile_offset(kGroupRows, row, chunk), from, zero ? 0 : 16);
   }
 }
 
@@ -158,9 +158,9 @@ __device__ void attend_tile(const Cached& args, const Tile& tile, int split, Sha
     if (b > first_block && b % kSplitBlocks == 0) total.add(args.c, o, state);
     if (b + 1 < end_block) {
       load_block<kD, kCoded>(args, tile, b + 1, shared);
-      wait_copies<1>();
+      cp_async_wait<1>();
     } else {
-      wait_copies<0>();
+      cp_async_wait<0>();
     }
     __syncthreads();
     Fragment<kBlockKeys> s;

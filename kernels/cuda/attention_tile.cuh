@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/cuda/gemm_ptx.cuh"
 
 namespace fp4t::cuda {
 
@@ -29,42 +30,6 @@ inline constexpr int kGroupThreads = 128;
 // chunks are exchanged by chunk ^ row % 8, the 128-byte swizzle of wgmma and TMA.
 __device__ __forceinline__ uint32_t tile_offset(int tile_rows, int row, int chunk) {
   return static_cast<uint32_t>((chunk / 8 * tile_rows + row) * 128 + ((chunk % 8) ^ (row % 8)) * 16);
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-// 16 bytes from global to shared memory, or 16 zeros.
-__device__ __forceinline__ void copy_async16(uint32_t to, const void* from, bool zero) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(zero ? 0 : 16)
-               : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t address, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -98,13 +63,13 @@ __device__ __forceinline__ void multiply_rows(uint32_t a, int a_rows, int row, u
 #pragma unroll
   for (int k = 0; k < kD / 16; ++k) {
     uint32_t af[4];
-    load_matrices(a + tile_offset(a_rows, row + lane % 16, 2 * k + lane / 16), af);
+    ldmatrix(a + tile_offset(a_rows, row + lane % 16, 2 * k + lane / 16), af);
 #pragma unroll
     for (int n = 0; n < kN / 16; ++n) {
       uint32_t bf[4];
-      load_matrices(b + tile_offset(b_rows, 16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2), bf);
-      multiply(af, bf[0], bf[1], out[2 * n]);
-      multiply(af, bf[2], bf[3], out[2 * n + 1]);
+      ldmatrix(b + tile_offset(b_rows, 16 * n + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2), bf);
+      mma_bf16(out[2 * n], af, bf[0], bf[1]);
+      mma_bf16(out[2 * n + 1], af, bf[2], bf[3]);
     }
   }
 }
@@ -119,9 +84,9 @@ __device__ __forceinline__ void multiply_columns(const uint32_t (&a)[kK / 16][4]
 #pragma unroll
     for (int n = 0; n < kD / 16; ++n) {
       uint32_t bf[4];
-      load_matrices_transposed(b + tile_offset(b_rows, 16 * k + lane % 16, 2 * n + lane / 16), bf);
-      multiply(a[k], bf[0], bf[1], out[2 * n]);
-      multiply(a[k], bf[2], bf[3], out[2 * n + 1]);
+      ldmatrix_trans(b + tile_offset(b_rows, 16 * k + lane % 16, 2 * n + lane / 16), bf);
+      mma_bf16(out[2 * n], a[k], bf[0], bf[1]);
+      mma_bf16(out[2 * n + 1], a[k], bf[2], bf[3]);
     }
   }
 }
@@ -241,8 +206,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, int tile_rows, const Bf
 #pragma unroll 4
   for (int row = thread / kChunks; row < tile_rows; row += kThreads / kChunks) {
     const bool zero = row >= valid || chunk * 8 >= columns;
-    copy_async16(tile + tile_offset(tile_rows, row, chunk), zero ? from : from + row * stride + chunk * 8,
-                 zero);
+    cp_async16(tile + tile_offset(tile_rows, row, chunk), zero ? from : from + row * stride + chunk * 8,
+               zero ? 0 : 16);
   }
 }
 
