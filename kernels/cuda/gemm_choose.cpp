@@ -29,7 +29,7 @@ bool whole_chunks(const GemmSide& side) { return !side.mn_major && copy_bytes(si
 bool stream_takes(const GemmProblem& p) {
   // Above that the tensor cores of wider tiles win over reading weights in one go.
   const int64_t most = p.mode == GemmMode::kGroupedM ? 16 : 64;
-  return p.mode != GemmMode::kGroupedK && rows_a_group(p) <= most && p.k > 0 && p.k % 8 == 0 &&
+  return p.mode != GemmMode::kGroupedK && rows_a_group(p) <= most && p.k > 0 && p.k % 64 == 0 &&
          whole_chunks(p.a) && whole_chunks(p.b);
 }
 
@@ -42,11 +42,22 @@ bool stream_takes_codes(const GemmProblem& p, const QuantView& weights) {
          weights.padded_cols == p.k && aligned(weights.codes, 16) && aligned(weights.block_scales, 8);
 }
 
-int stream_tile_rows(const GemmProblem& p) {
+int stream_tile_rows(const GemmProblem& p, int sm_count) {
   const int64_t rows = rows_a_group(p);
   // Groups are uneven: room for about three times the average.
   const int64_t wanted = p.mode == GemmMode::kGroupedM ? 3 * rows : rows;
-  return wanted <= 16 ? 16 : wanted <= 32 ? 32 : 64;
+  int tile = wanted <= 16 ? 16 : wanted <= 32 ? 32 : 64;
+  if (p.mode == GemmMode::kDense) {
+    // Weights that two blocks read come from the second-level cache the second time.
+    while (tile > 16 && ceil_div(p.m, tile) * ceil_div(p.n, 64) < sm_count) tile /= 2;
+  }
+  return tile;
+}
+
+int stream_stages(int64_t blocks, int stage_bytes, int sm_count, int64_t shared_bytes) {
+  const int64_t sharing = std::min<int64_t>(ceil_div(blocks, sm_count), 5);
+  const int64_t fit = shared_bytes / sharing / stage_bytes;
+  return fit >= 16 ? 16 : fit >= 8 ? 8 : 4;
 }
 
 int copy_bytes(const GemmSide& side) {

@@ -18,6 +18,18 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   return d;
 }
 
+// One half of a pair, twice.
+__device__ __forceinline__ uint32_t twice_low(uint32_t pair) {
+  uint32_t d;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(d) : "r"(pair));
+  return d;
+}
+__device__ __forceinline__ uint32_t twice_high(uint32_t pair) {
+  uint32_t d;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(d) : "r"(pair));
+  return d;
+}
+
 // The BF16 nearest to x and y, x in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
   uint32_t d;

@@ -7,9 +7,9 @@ namespace fp4t::cuda {
 
 namespace {
 
-StreamArgs args_of(const GemmProblem& p) {
+StreamArgs args_of(const Queue& queue, const GemmProblem& p) {
   StreamArgs args{};
-  args.tile_rows = stream_tile_rows(p);
+  args.tile_rows = stream_tile_rows(p, context_of(queue).sm_count);
   args.grid = grid_of(p, args.tile_rows, kStreamCols);
   args.act = p.a.data;
   args.ld_act = p.a.ld;
@@ -19,34 +19,38 @@ StreamArgs args_of(const GemmProblem& p) {
 }
 
 template <class Weights>
-void launch(Queue& queue, const StreamArgs& args) {
-  using Kernel = StreamKernel<Weights>;
+void launch(Queue& queue, StreamArgs args) {
+  const Context& context = context_of(queue);
   const int64_t blocks = args.grid.blocks();
   if (blocks == 0) return;
   FP4T_CHECK(blocks < int64_t{1} << 31, blocks, " tiles");
-  FP4T_CUDA(cudaFuncSetAttribute(gemm_stream<Weights>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 Kernel::shared_bytes(kStreamRows)));
-  gemm_stream<Weights><<<static_cast<unsigned>(blocks), kStreamThreads, Kernel::shared_bytes(args.tile_rows),
-                         stream_of(queue)>>>(args);
+  const int stage = StreamKernel<Weights>::stage_bytes(args.tile_rows);
+  args.stages = stream_stages(blocks, stage, context.sm_count, context.shared_bytes_per_block);
+  const int bytes = args.stages * stage;
+  FP4T_CUDA(cudaFuncSetAttribute(gemm_stream<Weights>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  gemm_stream<Weights>
+      <<<static_cast<unsigned>(blocks), kStreamThreads, static_cast<size_t>(bytes), context.stream>>>(args);
   check_launch("gemm");
 }
 
 }  // namespace
 
 void launch_stream_bf16(Queue& queue, const GemmProblem& p) {
-  StreamArgs args = args_of(p);
+  StreamArgs args = args_of(queue, p);
   args.weights = p.b.data;
-  args.ld = p.b.ld;
+  args.row_bytes = p.b.ld * 2;
   args.group_rows = p.mode == GemmMode::kGroupedM ? p.b.group_stride / p.b.ld : 0;
   launch<StreamBf16>(queue, args);
 }
 
 void launch_stream_nvfp4(Queue& queue, const GemmProblem& p, const QuantView& weights) {
-  StreamArgs args = args_of(p);
+  StreamArgs args = args_of(queue, p);
   args.weights = weights.codes.data;
   args.block_scales = weights.block_scales.as<uint8_t>();
-  args.outer = static_cast<int>(outer_padding(weights.spec));
-  args.group_rows = align_up(p.n, args.outer);
+  args.row_bytes = p.k / 2;
+  const int64_t outer = outer_padding(weights.spec);
+  args.outer_shift = outer == 16 ? 4 : 0;
+  args.group_rows = align_up(p.n, outer);
   launch<StreamNvfp4>(queue, args);
 }
 

@@ -14,213 +14,289 @@ namespace fp4t::cuda {
 inline constexpr int kStreamWarps = 4, kStreamThreads = 32 * kStreamWarps;
 inline constexpr int kStreamCols = 16 * kStreamWarps;  // weight rows of a block, columns of the output
 inline constexpr int kStreamRows = 64;                 // most rows of a tile
-inline constexpr int kStreamStages = 4;
 
 struct StreamArgs {
   GemmGrid grid;
   const Bf16* act;  // [m, ld_act]
   int64_t ld_act;
-  // BF16: rows of `ld` elements. NVFP4: rows of k / 2 bytes of codes.
   const void* weights;
-  int64_t ld, group_rows;       // group_rows: stored rows from one group to the next
-  const uint8_t* block_scales;  // NVFP4: [stored rows / outer, k / 16]
-  int outer;
+  int64_t row_bytes;            // from one stored row of weights to the next
+  int64_t group_rows;           // stored rows from one group to the next
+  const uint8_t* block_scales;  // NVFP4: [stored rows >> outer_shift, k / 16]
+  int outer_shift;
   GemmScales scales;
   GemmOut out;
   int tile_rows;  // 16, 32 or 64
+  int stages;     // of the ring: 4, 8 or 16
 };
 
-struct StreamPlace {
-  int64_t stored_row;  // of the tile's first weight row
-  int rows;            // weight rows that exist
+// What one thread copies a stage: chunks of 16 bytes of `kCount` rows, `kStep` rows apart. Rows that do not
+// exist are not copied: what stands in their place meets only outputs that are not stored.
+template <int kRowBytes, int kMaxRows>
+struct StreamCopy {
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kStep = kStreamThreads / kChunks;
+  static constexpr int kCount = (kMaxRows + kStep - 1) / kStep;
+
+  const char* next;  // this thread's chunk of its first row
+  int64_t pitch;     // bytes over kStep rows
+  int rows;          // those of this thread's rows that exist
+
+  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kChunks; }
+  static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
+
+  __device__ __forceinline__ StreamCopy(const void* first, int64_t row_bytes, int count)
+      : next(static_cast<const char*>(first) + row() * row_bytes + chunk() * 16),
+        pitch(kStep * row_bytes),
+        rows(count - row() + kStep - 1 < 0 ? 0 : (count - row() + kStep - 1) / kStep) {}
+
+  // `shared`: the place of the first chunk.
+  __device__ __forceinline__ void copy(uint32_t shared) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < rows) {
+        cp_async16(shared + static_cast<uint32_t>(i * kStep * kRowBytes), next + i * pitch, 16);
+      }
+    }
+    next += kRowBytes;
+  }
+};
+
+// Places in shared memory of the chunks that one lane reads at the four (pairs of) steps of a stage: they
+// differ by an exclusive or, which costs an addition a stage this way.
+struct StreamPlaces {
+  uint32_t at[4];
+  __device__ __forceinline__ StreamPlaces from(uint32_t stage) const {
+    return {{at[0] + stage, at[1] + stage, at[2] + stage, at[3] + stage}};
+  }
 };
 
 // BF16 weights: 64 deep a stage, rows of eight chunks.
 struct StreamBf16 {
   static constexpr int kDepth = 64;
-  static constexpr int kWeightBytes = kStreamCols * kDepth * 2;
+  static constexpr int kRowBytes = kDepth * 2;
+  static constexpr int kWeightBytes = kStreamCols * kRowBytes;
+  static constexpr float kScaleBack = 1.0f;
 
   static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
-    return static_cast<uint32_t>(row * kDepth * 2 + ((chunk ^ (row & 7)) * 16));
+    return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ (row & 7)) * 16));
   }
   static __device__ __forceinline__ uint32_t act_chunk_at(int row, int chunk) { return chunk_at(row, chunk); }
 
-  static __device__ __forceinline__ void load(uint32_t shared, const StreamArgs& args, const StreamPlace& p,
-                                              int64_t k) {
-    const Bf16* base = static_cast<const Bf16*>(args.weights) + p.stored_row * args.ld + k;
+  struct Scales {
+    __device__ __forceinline__ Scales(const StreamArgs&, int64_t, int) {}
+    __device__ __forceinline__ void copy(uint32_t) {}
+  };
+
+  // Rows [16 warp, 16 warp + 16) of the weights, step by step.
+  static __device__ __forceinline__ StreamPlaces weight_places(int warp) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    StreamPlaces p;
 #pragma unroll
-    for (int i = 0; i < kStreamCols * 8 / kStreamThreads; ++i) {
-      const int c = i * kStreamThreads + static_cast<int>(threadIdx.x), row = c / 8, chunk = c % 8;
-      const bool there = row < p.rows && k + chunk * 8 < args.grid.k;
-      cp_async16(shared + chunk_at(row, chunk), there ? base + row * args.ld + chunk * 8 : base,
-                 there ? 16 : 0);
-    }
+    for (int s = 0; s < 4; ++s) p.at[s] = chunk_at(16 * warp + lane % 16, 2 * s + lane / 16);
+    return p;
+  }
+  // Sixteen rows of the activations.
+  static __device__ __forceinline__ StreamPlaces act_places() {
+    const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8;
+    StreamPlaces p;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) p.at[s] = chunk_at(lane % 8 + matrix / 2 * 8, 2 * s + matrix % 2);
+    return p;
   }
 
   struct Stage {
-    uint32_t weights;
-    __device__ __forceinline__ Stage(uint32_t shared, int) : weights(shared) {}
+    StreamPlaces weights;
+    __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int)
+        : weights(places.from(shared)) {}
   };
-  // Rows [16 warp, 16 warp + 16) at depth [16 step, 16 step + 16).
-  static __device__ __forceinline__ void weight_fragment(const Stage& s, int warp, int step,
-                                                         uint32_t (&f)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    ldmatrix(s.weights + chunk_at(16 * warp + lane % 16, step * 2 + lane / 16), f);
+  static __device__ __forceinline__ void weight_fragment(const Stage& s, int step, uint32_t (&f)[4]) {
+    ldmatrix(s.weights.at[step], f);
   }
-  // Fragments of rows [8 tile, 8 tile + 16) of the activations, two tiles.
-  static __device__ __forceinline__ void act_fragments(uint32_t acts, int tile, int step, uint32_t (&f)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, matrix = lane / 8;
-    ldmatrix(acts + chunk_at(8 * tile + lane % 8 + matrix / 2 * 8, step * 2 + matrix % 2), f);
+  // Fragments of the activations' rows [8 tile, 8 tile + 16).
+  template <bool kTwo>
+  static __device__ __forceinline__ void act_fragments(const StreamPlaces& acts, int tile, int step,
+                                                       uint32_t (&f)[4]) {
+    ldmatrix(acts.at[step] + static_cast<uint32_t>(8 * tile * kRowBytes), f);
   }
-  static constexpr float kScaleBack = 1.0f;
 };
 
-// NVFP4 weights: 128 deep a stage. Activations come with every eight elements in the order of
-// kStreamOrder, which is how one shift each brings codes into place.
+// NVFP4 weights: 128 deep a stage, rows of four chunks of codes. Activations come with every eight elements
+// in the order of ElementOrder::kStream: a lane's eight codes of a row and step lie in one word, of which
+// two lanes take four each, pairs four codes apart.
 struct StreamNvfp4 {
   static constexpr int kDepth = 128;
-  static constexpr int kCodeBytes = kStreamCols * kDepth / 2;
+  static constexpr int kRowBytes = kDepth / 2;
+  static constexpr int kCodeBytes = kStreamCols * kRowBytes;
   static constexpr int kWeightBytes = kCodeBytes + kStreamCols * kDepth / 16;
+  // Fragments hold values times 2^-7: codes are placed times 2^-126, scales times 2^119.
+  static constexpr float kScaleBack = 128.0f;
 
-  // Rows of four chunks of codes; those that lanes read together lie in different banks.
   static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
-    return static_cast<uint32_t>(row * (kDepth / 2) + ((chunk ^ ((row >> 1) & 3)) * 16));
+    return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ ((row >> 1) & 3)) * 16));
   }
   static __device__ __forceinline__ uint32_t act_chunk_at(int row, int chunk) {
     return static_cast<uint32_t>(row * kDepth * 2 + ((chunk ^ ((row & 3) << 1)) * 16));
   }
 
-  static __device__ __forceinline__ void load(uint32_t shared, const StreamArgs& args, const StreamPlace& p,
-                                              int64_t k) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const uint8_t* codes = static_cast<const uint8_t*>(args.weights) + (p.stored_row * args.grid.k + k) / 2;
+  // Eight block scales of one row a thread.
+  struct Scales {
+    const uint8_t* next;
+    bool there;
+    __device__ __forceinline__ Scales(const StreamArgs& args, int64_t stored_row, int rows) {
+      const int thread = static_cast<int>(threadIdx.x);
+      there = thread < rows && thread < kStreamCols;
+      next =
+          args.block_scales + ((stored_row + (there ? thread : 0)) >> args.outer_shift) * (args.grid.k / 16);
+    }
+    __device__ __forceinline__ void copy(uint32_t shared) {
+      if (there) cp_async8(shared + kCodeBytes + threadIdx.x * 8, next, 8);
+      next += kDepth / 16;
+    }
+  };
+
+  // Of two steps each.
+  static __device__ __forceinline__ StreamPlaces weight_places(int warp) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    StreamPlaces p;
 #pragma unroll
-    for (int i = 0; i < kStreamCols * 4 / kStreamThreads; ++i) {
-      const int c = i * kStreamThreads + thread, row = c / 4, chunk = c % 4;
-      const bool there = row < p.rows;
-      cp_async16(shared + chunk_at(row, chunk), there ? codes + row * (args.grid.k / 2) + chunk * 16 : codes,
-                 there ? 16 : 0);
+    for (int s = 0; s < 4; ++s) {
+      p.at[s] = chunk_at(16 * warp + lane / 4, s) + static_cast<uint32_t>(lane % 4 / 2 * 4);
     }
-    if (thread < kStreamCols) {
-      const bool there = thread < p.rows;
-      const int64_t row = (p.stored_row + (there ? thread : 0)) / args.outer;
-      cp_async8(shared + static_cast<uint32_t>(kCodeBytes + thread * 8),
-                args.block_scales + (row * args.grid.k + k) / 16, there ? 8 : 0);
+    return p;
+  }
+  // Of steps s and s + 4.
+  static __device__ __forceinline__ StreamPlaces act_places() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    StreamPlaces p;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      p.at[s] = act_chunk_at(lane / 4, 2 * s + lane % 4 / 2) + static_cast<uint32_t>(lane % 2 * 8);
     }
+    return p;
   }
 
   struct Stage {
-    uint32_t codes;
+    StreamPlaces codes;
     uint2 low, high;  // eight block scales of rows g and g + 8 of the warp's sixteen
-    __device__ __forceinline__ Stage(uint32_t shared, int warp) : codes(shared) {
+    __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int warp)
+        : codes(places.from(shared)) {
       const int row = 16 * warp + static_cast<int>(threadIdx.x) % 32 / 4;
       low = load_shared8(shared + static_cast<uint32_t>(kCodeBytes + row * 8));
       high = load_shared8(shared + static_cast<uint32_t>(kCodeBytes + (row + 8) * 8));
     }
   };
 
-  // E4M3 scales of both rows as BF16 pairs (low, low) and (high, high), times 2^119: exponent and mantissa
-  // placed as in place_e2m1 are the scale times 2^-120. Scales are neither negative nor NaN.
-  static __device__ __forceinline__ void factors(const Stage& s, int step, uint32_t* low, uint32_t* high) {
+  // E4M3 scales of both rows as BF16 pairs, times 2^119: exponent and mantissa placed as in place_e2m1 are
+  // the scale times 2^-120. Scales are neither negative nor NaN (NUMERICS.md section 1.2).
+  static __device__ __forceinline__ uint32_t factors(const Stage& s, int step) {
     const uint32_t a = step < 4 ? s.low.x : s.low.y, b = step < 4 ? s.high.x : s.high.y;
     const uint32_t byte = static_cast<uint32_t>(step % 4);
     const uint32_t both = __byte_perm(a, b, byte * 0x11u | (byte + 4) * 0x1100u);
-    const uint32_t scale =
-        mul_bf16x2(mul_bf16x2((both << 4) & 0x07F007F0u, 0x7B807B80u), 0x7B007B00u);  // 2^120, 2^119
-    *low = __byte_perm(scale, scale, 0x1010);
-    *high = __byte_perm(scale, scale, 0x3232);
+    return mul_bf16x2(mul_bf16x2((both << 4) & 0x07F007F0u, 0x7B807B80u), 0x7B007B00u);  // 2^120, 2^119
   }
 
-  static __device__ __forceinline__ uint32_t place(uint32_t top, uint32_t down) {
-    return (top & 0x80008000u) | (down & 0x01C001C0u);
+  // Four codes of one row: those at bits 12 and 28, and at bits 8 and 24.
+  static __device__ __forceinline__ void place(uint32_t x, uint32_t factor, uint32_t* first,
+                                               uint32_t* second) {
+    *first = mul_bf16x2((x & 0x80008000u) | ((x >> 6) & 0x01C001C0u), factor);
+    *second = mul_bf16x2(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01C001C0u), factor);
   }
 
-  // Values times 2^-7: the codes' 2^-126 and the scales' 2^119.
-  static __device__ __forceinline__ void weight_fragment(const Stage& s, int warp, int step,
-                                                         uint32_t (&f)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, row = 16 * warp + lane / 4;
-    const uint32_t at =
-        s.codes + chunk_at(row, step / 2) + static_cast<uint32_t>(step % 2 * 8 + lane % 4 / 2 * 4);
-    const int shift = lane % 2 == 0 ? 8 : 0;
-    uint32_t low_factor, high_factor;
-    factors(s, step, &low_factor, &high_factor);
-    const uint32_t low = load_shared4(at) << shift;
-    const uint32_t high = load_shared4(at + 8 * (kDepth / 2)) << shift;
-    f[0] = mul_bf16x2(place(low, low >> 6), low_factor);
-    f[1] = mul_bf16x2(place(high, high >> 6), high_factor);
-    f[2] = mul_bf16x2(place(low << 4, low >> 2), low_factor);
-    f[3] = mul_bf16x2(place(high << 4, high >> 2), high_factor);
+  static __device__ __forceinline__ void weight_fragment(const Stage& s, int step, uint32_t (&f)[4]) {
+    const uint32_t at = s.codes.at[step / 2] + static_cast<uint32_t>(step % 2 * 8);
+    // A product, since the units that shift are the busy ones.
+    const uint32_t up = threadIdx.x % 2 == 0 ? 256 : 1;
+    const uint32_t factor = factors(s, step);
+    place(load_shared4(at) * up, twice_low(factor), &f[0], &f[2]);
+    place(load_shared4(at + 8 * kRowBytes) * up, twice_high(factor), &f[1], &f[3]);
   }
-  static __device__ __forceinline__ void act_fragments(uint32_t acts, int tile, int step, uint32_t (&f)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, row = 8 * tile + lane / 4;
-    const uint32_t at =
-        acts + act_chunk_at(row, step * 2 + lane % 4 / 2) + static_cast<uint32_t>(lane % 2 * 8);
-    const uint2 one = load_shared8(at), two = load_shared8(at + 8 * kDepth * 2);
-    f[0] = one.x, f[1] = one.y, f[2] = two.x, f[3] = two.y;
+  template <bool kTwo>
+  static __device__ __forceinline__ void act_fragments(const StreamPlaces& acts, int tile, int step,
+                                                       uint32_t (&f)[4]) {
+    const uint32_t at = acts.at[step % 4] + static_cast<uint32_t>(step / 4 * 128 + 8 * tile * kDepth * 2);
+    const uint2 one = load_shared8(at);
+    f[0] = one.x, f[1] = one.y;
+    if constexpr (kTwo) {
+      const uint2 two = load_shared8(at + 8 * kDepth * 2);
+      f[2] = two.x, f[3] = two.y;
+    }
   }
-  static constexpr float kScaleBack = 128.0f;
 };
+
+__device__ __forceinline__ void wait_for_stage(int stages) {
+  if (stages == 4) {
+    cp_async_wait<2>();
+  } else if (stages == 8) {
+    cp_async_wait<6>();
+  } else {
+    cp_async_wait<14>();
+  }
+}
 
 template <class Weights>
 struct StreamKernel {
   static constexpr int kSteps = Weights::kDepth / 16;
-  static constexpr int kActChunks = Weights::kDepth / 8;
 
   static __host__ __device__ int stage_bytes(int tile_rows) {
     return Weights::kWeightBytes + tile_rows * Weights::kDepth * 2;
   }
-  static int shared_bytes(int tile_rows) { return kStreamStages * stage_bytes(tile_rows); }
 
-  static __device__ __forceinline__ void load(const StreamArgs& args, uint32_t shared, const GemmTile& tile,
-                                              const StreamPlace& place, int rows, int64_t k) {
-    Weights::load(shared, args, place, k);
-    const Bf16* base = args.act + tile.row * args.ld_act + k;
-    for (int c = static_cast<int>(threadIdx.x); c < args.tile_rows * kActChunks; c += kStreamThreads) {
-      const int row = c / kActChunks, chunk = c % kActChunks;
-      const bool there = row < rows && k + chunk * 8 < args.grid.k;
-      cp_async16(shared + Weights::kWeightBytes + Weights::act_chunk_at(row, chunk),
-                 there ? base + row * args.ld_act + chunk * 8 : args.act, there ? 16 : 0);
-    }
-  }
-
-  // kTiles of eight rows; an odd last one is multiplied with rows of zeros beside it.
+  // Sums kTiles of eight rows and stores them.
   template <int kTiles>
   static __device__ __forceinline__ void sum(const StreamArgs& args, uint32_t shared, const GemmTile& tile,
-                                             const StreamPlace& place, int rows) {
+                                             int rows) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int64_t left = args.grid.n - tile.col;
+    const int cols = left < kStreamCols ? static_cast<int>(left) : kStreamCols;
+    const int64_t stored_row = tile.group * args.group_rows + tile.col;
+    using WeightCopy = StreamCopy<Weights::kRowBytes, kStreamCols>;
+    using ActCopy = StreamCopy<Weights::kDepth * 2, 8 * kTiles>;
+    WeightCopy weights(static_cast<const char*>(args.weights) + stored_row * args.row_bytes, args.row_bytes,
+                       cols);
+    ActCopy acts(args.act + tile.row * args.ld_act, args.ld_act * 2, rows);
+    typename Weights::Scales scales(args, stored_row, cols);
+    const uint32_t weight_chunk = Weights::chunk_at(WeightCopy::row(), WeightCopy::chunk());
+    const uint32_t act_chunk =
+        Weights::kWeightBytes + Weights::act_chunk_at(ActCopy::row(), ActCopy::chunk());
+    const auto load = [&](uint32_t stage) {
+      weights.copy(stage + weight_chunk);
+      scales.copy(stage);
+      acts.copy(stage + act_chunk);
+    };
+    const StreamPlaces weight_places = Weights::weight_places(warp), act_places = Weights::act_places();
+
     const auto bytes = static_cast<uint32_t>(stage_bytes(args.tile_rows));
-    float acc[kTiles][4] = {};
-    int64_t next = 0;
-#pragma unroll
-    for (int s = 0; s < kStreamStages - 1; ++s, next += Weights::kDepth) {
-      if (next < args.grid.k) {
-        load(args, shared + static_cast<uint32_t>(s) * bytes, tile, place, rows, next);
-      }
+    const uint32_t end = shared + static_cast<uint32_t>(args.stages) * bytes;
+    const int count = static_cast<int>(args.grid.k / Weights::kDepth);
+    int to_load = count;
+    for (uint32_t stage = shared; stage + bytes < end; stage += bytes, --to_load) {
+      if (to_load > 0) load(stage);
       cp_async_commit();
     }
-    uint32_t stage = 0;
-    for (int64_t k = 0; k < args.grid.k; k += Weights::kDepth, next += Weights::kDepth) {
-      cp_async_wait<kStreamStages - 2>();
+    float acc[kTiles][4] = {};
+    uint32_t stage = shared, free_stage = end - bytes;
+    for (int i = 0; i < count; ++i, --to_load) {
+      wait_for_stage(args.stages);
       __syncthreads();
-      if (next < args.grid.k) {
-        load(args, shared + (stage + kStreamStages - 1) % kStreamStages * bytes, tile, place, rows, next);
-      }
+      if (to_load > 0) load(free_stage);
       cp_async_commit();
-      const uint32_t at = shared + stage * bytes;
-      const typename Weights::Stage held(at, warp);
+      const typename Weights::Stage held(weight_places, stage, warp);
+      const StreamPlaces acts_held = act_places.from(stage + Weights::kWeightBytes);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t w[4];
-        Weights::weight_fragment(held, warp, step, w);
+        Weights::weight_fragment(held, step, w);
 #pragma unroll
         for (int t = 0; t < kTiles; t += 2) {
           uint32_t x[4];
-          Weights::act_fragments(at + Weights::kWeightBytes, t, step, x);
+          Weights::template act_fragments<(kTiles > 1)>(acts_held, t, step, x);
           mma_bf16(acc[t], w, x[0], x[1]);
-          if (t + 1 < kTiles) mma_bf16(acc[t + 1], w, x[2], x[3]);
+          if constexpr (kTiles > 1) mma_bf16(acc[t + 1], w, x[2], x[3]);
         }
       }
-      stage = (stage + 1) % kStreamStages;
+      free_stage = stage;
+      stage = stage + bytes == end ? shared : stage + bytes;
     }
     store<kTiles>(args, tile, warp, acc);
   }
@@ -250,18 +326,16 @@ struct StreamKernel {
   static __device__ __forceinline__ void run(const StreamArgs& args, uint32_t shared) {
     GemmTile tile;
     if (!locate(args.grid, blockIdx.x, args.tile_rows, kStreamCols, &tile)) return;
-    const int64_t left = tile.row_end - tile.row, cols = args.grid.n - tile.col;
+    const int64_t left = tile.row_end - tile.row;
     const int rows = left < args.tile_rows ? static_cast<int>(left) : args.tile_rows;
-    const StreamPlace place{tile.group * args.group_rows + tile.col,
-                            cols < kStreamCols ? static_cast<int>(cols) : kStreamCols};
     if (rows <= 8) {
-      sum<1>(args, shared, tile, place, rows);
+      sum<1>(args, shared, tile, rows);
     } else if (rows <= 16) {
-      sum<2>(args, shared, tile, place, rows);
+      sum<2>(args, shared, tile, rows);
     } else if (rows <= 32) {
-      sum<4>(args, shared, tile, place, rows);
+      sum<4>(args, shared, tile, rows);
     } else {
-      sum<8>(args, shared, tile, place, rows);
+      sum<8>(args, shared, tile, rows);
     }
   }
 };

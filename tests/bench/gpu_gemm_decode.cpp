@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/gemm_operand.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -160,12 +161,40 @@ void dense(Bench& b, Format format, int64_t rows, int64_t n, int64_t k) {
   b.release();
 }
 
+// Codes to BF16, as products of many rows need them.
+void to_bf16(Bench& b, Format format, GroupAxis axis, int64_t groups, int64_t rows, int64_t cols) {
+  const bool by_rows = axis == GroupAxis::kRows;
+  const std::string name = std::string(by_rows ? "rows of " : "columns of ") + name_of(format) +
+                           " to bf16, " + std::to_string(rows) + " x " + std::to_string(cols);
+  if (!b.wants(name)) return;
+  const QuantView codes = b.codes(format, axis, groups, rows, cols).codes;
+  std::vector<int32_t> bounds;
+  for (int64_t g = 0; g <= groups; ++g) bounds.push_back(static_cast<int32_t>(g * cols / groups));
+  const TensorView padded = b.offsets(bounds);
+  const TensorView out = b.tensor(DType::kBf16, {codes.padded_rows, codes.padded_cols}, Bench::Fill::kNone);
+  const double bytes = static_cast<double>(rows * cols) * (format == Format::kNvfp4 ? 2.5625 : 3.03125);
+  b.time(name, bytes, 0, [&](int) {
+    if (by_rows) {
+      cuda::decode_rows(b.queue(), codes, {}, rows, cuda::ElementOrder::kNatural, out.as<Bf16>());
+    } else {
+      cuda::decode_columns(b.queue(), codes, padded.as<int32_t>(), out.as<Bf16>());
+    }
+  });
+  b.release();
+}
+
 }  // namespace
 }  // namespace fp4t
 
 int main(int argc, char** argv) {
   using namespace fp4t;
   Bench b(argc > 1 ? argv[1] : "");
+  for (const Format format : {Format::kNvfp4, Format::kMxfp8}) {
+    to_bf16(b, format, GroupAxis::kRows, 1, 128 * 1536, 2048);
+    to_bf16(b, format, GroupAxis::kRows, 1, 131072, 768);
+    to_bf16(b, format, GroupAxis::kCols, 128, 2048, 131072);
+    to_bf16(b, format, GroupAxis::kCols, 1, 2048, 131072);
+  }
   for (const Format format : {Format::kBf16, Format::kNvfp4}) {
     for (const int64_t batch : {1, 16, 64, 256, 1024}) {
       experts(b, format, batch * 8, 1536, 2048);

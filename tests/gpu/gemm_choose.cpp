@@ -37,12 +37,22 @@ TEST(GemmChoose, few_rows_a_group_stream_the_weights) {
   p.mode = GemmMode::kGroupedM;
   p.groups = 128;
   EXPECT_TRUE(stream_takes(p));
-  EXPECT_EQ(stream_tile_rows(p), 16);
+  EXPECT_EQ(stream_tile_rows(p, 132), 16);
+  EXPECT_EQ(stream_tile_rows(dense(64, 50304, 2048), 132), 64);
+  EXPECT_EQ(stream_tile_rows(dense(64, 5120, 2048), 132), 32);  // 160 blocks in place of 80
+  EXPECT_EQ(stream_tile_rows(dense(64, 2048, 2048), 132), 16);
   p.m = 32768;
   EXPECT_FALSE(stream_takes(p));
   p.mode = GemmMode::kGroupedK;
   p.m = 16;
   EXPECT_FALSE(stream_takes(p));
+}
+
+TEST(GemmChoose, a_ring_is_as_deep_as_shared_memory_allows) {
+  const int64_t shared = 227 * 1024;
+  EXPECT_EQ(stream_stages(128, 10240, 132, shared), 16);
+  EXPECT_EQ(stream_stages(264, 10240, 132, shared), 8);
+  EXPECT_EQ(stream_stages(3000, 10240, 132, shared), 4);
 }
 
 TEST(GemmChoose, codes_stream_when_their_rows_are_whole_stages) {
