@@ -43,15 +43,16 @@ struct SplitSum {
   }
 };
 
-// One thread's part of a row of the result, from O / l.
-template <int kD>
-__device__ __forceinline__ void store_row(const Fragment<kD>& o, int h, float l, int columns, Bf16* row) {
+// One thread's part of columns [first, first + kN) of a row of the result, from O / l.
+template <int kN>
+__device__ __forceinline__ void store_row(const Fragment<kN>& o, int h, float l, int columns, Bf16* row,
+                                          int first = 0) {
   const float inverse = 1.0f / l;
-  const int first = static_cast<int>(threadIdx.x) % 4 * 2;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
-  for (int j = 0; j < kD / 8; ++j) {
-    if (8 * j < columns) {
-      *reinterpret_cast<uint32_t*>(row + 8 * j + first) =
+  for (int j = 0; j < kN / 8; ++j) {
+    if (first + 8 * j < columns) {
+      *reinterpret_cast<uint32_t*>(row + first + 8 * j + lane * 2) =
           pack_bf16(o[j][2 * h] * inverse, o[j][2 * h + 1] * inverse);
     }
   }

@@ -56,23 +56,34 @@ class Memory {
   std::vector<void*> blocks_;
 };
 
-// Median milliseconds of body(i).
-double time_of(Queue& queue, const std::function<void(int)>& body) {
-  constexpr int kWarm = 3, kRounds = 15;
+// Median milliseconds of one of body(0), body(1), ..., recorded as one graph so that launching costs the host
+// nothing.
+double time_of(Queue& queue, int repetitions, const std::function<void(int)>& body) {
+  constexpr int kWarm = 2, kRounds = 9;
   const cudaStream_t stream = cuda::stream_of(queue);
+  body(0);  // takes its workspace
+  queue.synchronize();
+  cudaGraph_t graph;
+  cudaGraphExec_t recorded;
+  FP4T_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < repetitions; ++i) body(i);
+  FP4T_CUDA(cudaStreamEndCapture(stream, &graph));
+  FP4T_CUDA(cudaGraphInstantiate(&recorded, graph, 0));
   cudaEvent_t begin, end;
-  cudaEventCreate(&begin);
-  cudaEventCreate(&end);
+  FP4T_CUDA(cudaEventCreate(&begin));
+  FP4T_CUDA(cudaEventCreate(&end));
   std::vector<float> times;
   for (int i = 0; i < kWarm + kRounds; ++i) {
-    cudaEventRecord(begin, stream);
-    body(i);
-    cudaEventRecord(end, stream);
+    FP4T_CUDA(cudaEventRecord(begin, stream));
+    FP4T_CUDA(cudaGraphLaunch(recorded, stream));
+    FP4T_CUDA(cudaEventRecord(end, stream));
     queue.synchronize();
     float ms = 0.0f;
-    cudaEventElapsedTime(&ms, begin, end);
-    if (i >= kWarm) times.push_back(ms);
+    FP4T_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= kWarm) times.push_back(ms / static_cast<float>(repetitions));
   }
+  cudaGraphExecDestroy(recorded);
+  cudaGraphDestroy(graph);
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   std::sort(times.begin(), times.end());
@@ -106,7 +117,7 @@ void packed(Queue& queue, int64_t documents, int64_t length, int64_t heads, int6
   const double flops =
       2.0 * static_cast<double>(documents * length * length * heads * dim);  // half the square
   if (wanted("forward " + shape)) {
-    const double ms = time_of(queue, [&](int) { run(queue, forward); });
+    const double ms = time_of(queue, 4, [&](int) { run(queue, forward); });
     std::printf("forward  %-36s %8.3f ms %6.0f TFLOP/s\n", shape.c_str(), ms, flops / ms / 1e9);
   }
   run(queue, forward);
@@ -121,7 +132,7 @@ void packed(Queue& queue, int64_t documents, int64_t length, int64_t heads, int6
                                      .lse = lse,
                                      .dout = memory.normal({tokens, heads * dim}),
                                      .dqkv = memory.fresh(DType::kBf16, qkv.shape)};
-    const double ms = time_of(queue, [&](int) { run(queue, backward); });
+    const double ms = time_of(queue, 2, [&](int) { run(queue, backward); });
     std::printf("backward %-36s %8.3f ms %6.0f TFLOP/s\n", shape.c_str(), ms, 2.5 * flops / ms / 1e9);
   }
   std::fflush(stdout);
@@ -164,7 +175,7 @@ void cached(Queue& queue, Format format, int64_t batch, int64_t context, int64_t
     slot_of.push_back(memory.i32(slot));
   }
   const TensorView position = memory.i32(positions);
-  const double ms = time_of(queue, [&](int i) {
+  const double ms = time_of(queue, rows_a_slot > 1 ? 2 : 32, [&](int i) {
     run(queue, AttentionCached{.qkv = qkv,
                                .heads = heads,
                                .kv_heads = kv_heads,

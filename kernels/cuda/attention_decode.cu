@@ -1,0 +1,412 @@
+// Attention of few rows over the key-value cache: a block of four warps holds a tile of up to 16 rows and one
+// split of its keys, and the splits of a row run side by side. Each warp loads, and where need be decodes,
+// what it alone multiplies: 32 keys of a block for the scores, a quarter of the columns for the values. The
+// warps meet twice a block, to share maxima and probabilities. A second kernel merges the splits of rows that
+// have several.
+#include "kernels/base/numeric.h"
+#include "kernels/cuda/attention_cached.cuh"
+#include "kernels/cuda/gemm_ptx.cuh"
+
+namespace fp4t::cuda {
+
+namespace {
+
+constexpr int kWarps = 4, kThreads = kWarps * 32;
+constexpr int kRows = kDecodeRows, kWarpKeys = kBlockKeys / kWarps;
+constexpr int kBlocksPerSm = 3;
+
+template <int kD, bool kCoded>
+struct Shared {
+  static constexpr int kPart = kWarpKeys * kD;  // elements of a warp: its keys, or its columns of all values
+  Bf16 q[kRows * kD];
+  Bf16 p[kRows * kBlockKeys];
+  // Values: keys and values. Codes: what the warp multiplies next, and the codes of keys and values.
+  Bf16 tile[kWarps][kCoded ? kPart : 2 * kPart];
+  uint8_t codes[kWarps][kCoded ? 2 * kPart : 16];
+  float max[kWarps][kRows];
+  float sum[kWarps][kRows][4];
+};
+
+// A warp's columns of all values, [kBlockKeys][kD / 4]: rows of kD / 32 chunks of 16 bytes, exchanged so that
+// eight neighbouring rows of one chunk meet no bank twice.
+template <int kD>
+__device__ __forceinline__ uint32_t column_offset(int row, int chunk) {
+  constexpr int kChunks = kD / 32;
+  return static_cast<uint32_t>(row * kChunks + (chunk ^ (row * kChunks / 8 % kChunks))) * 16;
+}
+
+// out[16][kD / 4] += P[16][kBlockKeys] V, P a tile in shared memory, V as above.
+template <int kD>
+__device__ __forceinline__ void multiply_values(uint32_t p, uint32_t v, Fragment<kD / 4>& out) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int k = 0; k < kBlockKeys / 16; ++k) {
+    uint32_t af[4];
+    ldmatrix(p + tile_offset(kRows, lane % 16, 2 * k + lane / 16), af);
+#pragma unroll
+    for (int n = 0; n < kD / 64; ++n) {
+      uint32_t bf[4];
+      ldmatrix_trans(v + column_offset<kD>(16 * k + lane % 16, 2 * n + lane / 16), bf);
+      mma_bf16(out[2 * n], af, bf[0], bf[1]);
+      mma_bf16(out[2 * n + 1], af, bf[2], bf[3]);
+    }
+  }
+}
+
+// One pair of codes as BF16. The bits of a code, moved to their places in BF16, stand for the value times
+// 2^-120, so one exact product with `factor`, scale * 2^120 twice, is the value.
+__device__ __forceinline__ uint32_t decode_pair(uint32_t codes, uint32_t factor) {
+  const uint32_t wide = __byte_perm(codes, 0, 0x4140);
+  const uint32_t bits = (wide & 0x007F007Fu) << 4 | (wide & 0x00800080u) << 8;
+  uint32_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(bits), "r"(factor));
+  return out;
+}
+
+// Sixteen codes of one block of 32.
+__device__ __forceinline__ void decode_codes(const uint4& codes, uint32_t scale, uint32_t (&word)[8]) {
+  const uint32_t in[4] = {codes.x, codes.y, codes.z, codes.w};
+  uint32_t nan = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) nan |= ((in[i] & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
+  if (nan == 0 && scale <= 134) {
+    const uint32_t factor = (scale + 120) << 7, twice = factor | factor << 16;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) word[i] = decode_pair(in[i / 2] >> (i % 2 * 16), twice);
+    return;
+  }
+  const float value = e8m0_value(scale);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t pair = in[i / 2] >> (i % 2 * 16);
+    word[i] = decode_kv<Bf16>(pair & 0xFFu, value).bits |
+              static_cast<uint32_t>(decode_kv<Bf16>(pair >> 8 & 0xFFu, value).bits) << 16;
+  }
+}
+
+// What a warp reads of a split: element (key, column) of its key head is at first + key * stride + column.
+template <int kD, bool kCoded>
+struct Loader {
+  const Cached& args;
+  Shared<kD, kCoded>& shared;
+  int64_t first, stride;
+  int max_keys, columns, warp, lane;
+  uint32_t key_scales, value_scales;  // of key `lane`; of keys lane + 32 i in byte i
+
+  __device__ __forceinline__ uint32_t key_tile() const { return shared_address(shared.tile[warp]); }
+  __device__ __forceinline__ uint32_t value_tile() const {
+    return kCoded ? key_tile() : key_tile() + Shared<kD, kCoded>::kPart * 2;
+  }
+  __device__ __forceinline__ uint32_t codes(bool values) const {
+    return shared_address(shared.codes[warp]) + (values ? Shared<kD, kCoded>::kPart : 0);
+  }
+
+  // This warp's 32 keys of block b.
+  __device__ __forceinline__ void load_keys(int b) {
+    constexpr int kElements = kCoded ? 16 : 8, kChunks = kD / kElements;
+    const int key = b * kBlockKeys + warp * kWarpKeys;
+#pragma unroll 4
+    for (int i = lane; i < kWarpKeys * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const bool there = key + row < max_keys && chunk * kElements < columns;
+      const int64_t at = there ? first + (key + row) * stride + chunk * kElements : 0;
+      if constexpr (kCoded) {
+        cp_async16(codes(false) + static_cast<uint32_t>(row * kD + (chunk ^ (row % kChunks)) * 16),
+                   static_cast<const uint8_t*>(args.k) + at, there ? 16 : 0);
+      } else {
+        cp_async16(key_tile() + tile_offset(kWarpKeys, row, chunk), static_cast<const Bf16*>(args.k) + at,
+                   there ? 16 : 0);
+      }
+    }
+    if constexpr (kCoded) {
+      key_scales = 0;
+      if (key + lane < max_keys) {
+        const uint8_t* scales = args.k_scales + (first + (key + lane) * stride) / kKvBlock;
+#pragma unroll
+        for (int i = 0; i < kD / kKvBlock; ++i) {
+          if (i * kKvBlock < columns) key_scales |= uint32_t{scales[i]} << (8 * i);
+        }
+      }
+    }
+    cp_async_commit();
+  }
+
+  // This warp's columns of the values of block b.
+  __device__ __forceinline__ void load_values(int b) {
+    constexpr int kElements = kCoded ? 16 : 8, kChunks = kD / 4 / kElements;
+    const int key = b * kBlockKeys, column = warp * (kD / 4);
+#pragma unroll 4
+    for (int i = lane; i < kBlockKeys * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const bool there = key + row < max_keys && column + chunk * kElements < columns;
+      const int64_t at = there ? first + (key + row) * stride + column + chunk * kElements : 0;
+      if constexpr (kCoded) {
+        cp_async16(codes(true) + static_cast<uint32_t>(i * 16), static_cast<const uint8_t*>(args.v) + at,
+                   there ? 16 : 0);
+      } else {
+        cp_async16(value_tile() + column_offset<kD>(row, chunk), static_cast<const Bf16*>(args.v) + at,
+                   there ? 16 : 0);
+      }
+    }
+    if constexpr (kCoded) {
+      value_scales = 0;
+#pragma unroll
+      for (int i = 0; i < kBlockKeys / 32; ++i) {
+        const int row = key + lane + 32 * i;
+        if (row < max_keys && column < columns) {
+          value_scales |= uint32_t{args.v_scales[(first + row * stride + column) / kKvBlock]} << (8 * i);
+        }
+      }
+    }
+    cp_async_commit();
+  }
+
+  __device__ __forceinline__ void decode_keys() const {
+    constexpr int kChunks = kD / 16;
+#pragma unroll 2
+    for (int i = lane; i < kWarpKeys * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const uint32_t scales = __shfl_sync(0xFFFFFFFFu, key_scales, row);
+      const uint4 in =
+          *reinterpret_cast<const uint4*>(shared.codes[warp] + row * kD + (chunk ^ (row % kChunks)) * 16);
+      store(in, scales >> (chunk / 2 * 8) & 0xFFu, key_tile() + tile_offset(kWarpKeys, row, 2 * chunk),
+            key_tile() + tile_offset(kWarpKeys, row, 2 * chunk + 1));
+    }
+  }
+
+  __device__ __forceinline__ void decode_values() const {
+    constexpr int kChunks = kD / 64;
+#pragma unroll 2
+    for (int i = lane; i < kBlockKeys * kChunks; i += 32) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const uint32_t scales = __shfl_sync(0xFFFFFFFFu, value_scales, row % 32);
+      const uint4 in =
+          *reinterpret_cast<const uint4*>(shared.codes[warp] + Shared<kD, kCoded>::kPart + i * 16);
+      store(in, scales >> (row / 32 * 8) & 0xFFu, value_tile() + column_offset<kD>(row, 2 * chunk),
+            value_tile() + column_offset<kD>(row, 2 * chunk + 1));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void store(const uint4& codes, uint32_t scale, uint32_t low,
+                                               uint32_t high) {
+    uint32_t word[8];
+    decode_codes(codes, scale, word);
+    store_shared16(low, {word[0], word[1], word[2], word[3]});
+    store_shared16(high, {word[4], word[5], word[6], word[7]});
+  }
+};
+
+template <int kD, bool kCoded>
+__device__ void load_queries(const Cached& args, const CachedTile& tile, Shared<kD, kCoded>& shared) {
+  constexpr int kChunks = kD / 8;
+  const int rows = static_cast<int>(tile.end - tile.begin) * tile.heads;
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const bool there = row < rows && chunk * 8 < args.shape.head_dim;
+    const Bf16* from = args.qkv;
+    if (there) from += tile.token(row) * args.shape.width() + args.shape.q(tile.head_of(row)) + chunk * 8;
+    cp_async16(shared_address(shared.q) + tile_offset(kRows, row, chunk), from, there ? 16 : 0);
+  }
+}
+
+// The warps' part of softmax_block: scores of 32 keys become probabilities in shared.p; the state and the
+// sums are the same in all warps. Ends with everything shared in place.
+template <int kD, bool kCoded>
+__device__ __forceinline__ void share_softmax(Fragment<kWarpKeys>& s, float c, SoftmaxState& state,
+                                              float (&rescale)[2], Shared<kD, kCoded>& shared) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  float largest[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    largest[h] = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
+#pragma unroll
+    for (int j = 1; j < kWarpKeys / 8; ++j)
+      largest[h] = fmaxf(largest[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+    largest[h] = row_max(largest[h]);
+    if (lane % 4 == 0) shared.max[warp][lane / 4 + 8 * h] = largest[h];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + 8 * h;
+    float m = state.m[h];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) m = fmaxf(m, shared.max[w][row]);
+    const float mc = scaled_max(m, c);
+    rescale[h] = exp2_approx(__fmul_rn(state.m[h], c) - mc);
+    state.m[h] = m;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWarpKeys / 8; ++j) {
+      const float p0 = exp2_approx(__fmaf_rn(s[j][2 * h], c, -mc));
+      const float p1 = exp2_approx(__fmaf_rn(s[j][2 * h + 1], c, -mc));
+      sum += p0 + p1;
+      *reinterpret_cast<uint32_t*>(reinterpret_cast<unsigned char*>(shared.p) +
+                                   tile_offset(kRows, row, warp * (kWarpKeys / 8) + j) + lane % 4 * 4) =
+          pack_bf16(p0, p1);
+    }
+    shared.sum[warp][row][lane % 4] = sum;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + 8 * h;
+    const auto sum = [&](int w) { return shared.sum[w][row][lane % 4]; };
+    state.l[h] = __fmaf_rn(state.l[h], rescale[h], (sum(0) + sum(1)) + (sum(2) + sum(3)));
+  }
+}
+
+template <int kD, bool kCoded>
+__device__ void attend_split(const Cached& args, const CachedTile& tile, int split,
+                             Shared<kD, kCoded>& shared) {
+  constexpr int kSplitBlocks = kSplitKeys / kBlockKeys;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int first_block = split * kSplitBlocks;
+  const int end_block = min((tile.max_keys + kBlockKeys - 1) / kBlockKeys, first_block + kSplitBlocks);
+  if (first_block >= end_block) return;
+  const int64_t dim = args.shape.head_dim, stride = args.shape.kv_heads * dim;
+  const int64_t slot_row = args.places.slots[tile.begin] * args.places.max_length;
+  Loader<kD, kCoded> loader{args,   shared,        slot_row * stride + tile.kv_head * dim,
+                            stride, tile.max_keys, static_cast<int>(dim),
+                            warp,   lane,          0,
+                            0};
+  load_queries(args, tile, shared);
+  loader.load_keys(first_block);
+  loader.load_values(first_block);
+  int keys[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int64_t token = tile.token(lane / 4 + 8 * h);
+    keys[h] = token < tile.end ? num_keys(args, token) : 0;
+  }
+  Fragment<kD / 4> o;
+  clear<kD / 4>(o);
+  SoftmaxState state;
+  state.clear();
+  for (int b = first_block; b < end_block; ++b) {
+    cp_async_wait<1>();
+    if (b == first_block) __syncthreads();  // the queries are everybody's
+    __syncwarp();
+    if constexpr (kCoded) {
+      loader.decode_keys();
+      __syncwarp();
+      loader.load_keys(b + 1);
+    }
+    Fragment<kWarpKeys> s;
+    clear<kWarpKeys>(s);
+    multiply_rows<kD, kWarpKeys>(shared_address(shared.q), kRows, 0, loader.key_tile(), kWarpKeys, s);
+    if constexpr (!kCoded) {
+      __syncwarp();
+      loader.load_keys(b + 1);
+    }
+    const int first_key = b * kBlockKeys + warp * kWarpKeys;
+    mask_scores<kWarpKeys>(s, {keys[0] - first_key, keys[1] - first_key});
+    float rescale[2];
+    share_softmax(s, args.c, state, rescale, shared);
+    rescale_rows<kD / 4>(o, rescale);
+    cp_async_wait<1>();
+    __syncwarp();
+    if constexpr (kCoded) {
+      loader.decode_values();
+      __syncwarp();
+      loader.load_values(b + 1);
+    }
+    multiply_values<kD>(shared_address(shared.p), loader.value_tile(), o);
+    __syncwarp();
+    if constexpr (!kCoded) loader.load_values(b + 1);
+  }
+  cp_async_wait<0>();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane / 4 + 8 * h, column = warp * (kD / 4);
+    const float l = row_sum(state.l[h]);
+    if (keys[h] <= split * kSplitKeys) continue;
+    const int64_t place = tile.token(row) * args.shape.heads + tile.head_of(row);
+    if (keys[h] > kSplitKeys) {
+      store_partial<kD / 4>(args, place, split, h, o, column);
+      if (warp == 0 && lane % 4 == 0) {
+        args.partial_ml[place * args.max_splits + split] = make_float2(state.m[h], l);
+      }
+    } else {
+      store_row<kD / 4>(o, h, l, static_cast<int>(dim), args.out + place * dim, column);
+    }
+  }
+}
+
+template <int kD, bool kCoded>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) decode_kernel(Cached args) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const int64_t t = blockIdx.x;
+  if (!tile_begins(args, t)) return;
+  const CachedTile tile = tile_at(args, t, static_cast<int>(blockIdx.y));
+  attend_split<kD, kCoded>(args, tile, static_cast<int>(blockIdx.z),
+                           *reinterpret_cast<Shared<kD, kCoded>*>(memory));
+}
+
+// One warp a row and head: merges its splits in order.
+template <int kD>
+__global__ void __launch_bounds__(kThreads) merge_kernel(Cached args) {
+  constexpr int kPairs = kD / 64;  // of columns, a lane
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t place = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (place >= args.rows * args.shape.heads) return;
+  const int keys = num_keys(args, place / args.shape.heads);
+  if (keys <= kSplitKeys) return;
+  const int64_t first = place * args.max_splits;
+  const int splits = (keys + kSplitKeys - 1) / kSplitKeys;
+  float m = args.partial_ml[first].x, l = args.partial_ml[first].y;
+  float2 o[kPairs];
+  const auto part = [&](int split, int i) {
+    return *reinterpret_cast<const float2*>(args.partial + (first + split) * kD + 64 * i + 2 * lane);
+  };
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) o[i] = part(0, i);
+  for (int split = 1; split < splits; ++split) {
+    const float2 ml = args.partial_ml[first + split];
+    const Merge merge(args.c, ml.x, ml.y, m, l);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float2 later = part(split, i);
+      o[i] = make_float2(merge(o[i].x, later.x), merge(o[i].y, later.y));
+    }
+  }
+  const float inverse = 1.0f / l;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int column = 64 * i + 2 * lane;
+    if (column >= args.shape.head_dim) continue;
+    *reinterpret_cast<uint32_t*>(args.out + place * args.shape.head_dim + column) =
+        pack_bf16(o[i].x * inverse, o[i].y * inverse);
+  }
+}
+
+template <int kD, bool kCoded>
+void launch(Queue& queue, const char* op, const Cached& args) {
+  const cudaStream_t stream = stream_of(queue);
+  constexpr int kBytes = static_cast<int>(sizeof(Shared<kD, kCoded>));
+  FP4T_CUDA(
+      cudaFuncSetAttribute(decode_kernel<kD, kCoded>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const dim3 grid(static_cast<unsigned>(args.rows),
+                  static_cast<unsigned>(args.shape.kv_heads * args.head_chunks),
+                  static_cast<unsigned>(args.max_splits));
+  decode_kernel<kD, kCoded><<<grid, kThreads, kBytes, stream>>>(args);
+  check_launch(op);
+  if (args.max_splits == 1) return;
+  merge_kernel<kD>
+      <<<static_cast<unsigned>(ceil_div(args.rows * args.shape.heads, kWarps)), kThreads, 0, stream>>>(args);
+  check_launch(op);
+}
+
+}  // namespace
+
+void attend_few_rows(Queue& queue, const char* op, const Cached& args) {
+  if (args.shape.head_dim <= 64) {
+    args.k_scales ? launch<64, true>(queue, op, args) : launch<64, false>(queue, op, args);
+  } else {
+    args.k_scales ? launch<128, true>(queue, op, args) : launch<128, false>(queue, op, args);
+  }
+}
+
+}  // namespace fp4t::cuda
