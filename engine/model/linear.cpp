@@ -1,5 +1,7 @@
 #include "engine/model/linear.h"
 
+#include <algorithm>
+
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -196,12 +198,12 @@ void Linear::forward(const Call& call, const TensorView& x, const TensorView& of
   const Operand a =
       activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets, keep);
   const Operand b = weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight));
-  note(GemmRole::kFprop, a, b);
   if (site_.groups > 0) {
     run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = out});
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = out, .accumulate = false});
   }
+  note(call.queue, GemmRole::kFprop, a, b);
 }
 
 void Linear::backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
@@ -215,12 +217,12 @@ void Linear::dgrad(const Call& call, const TensorView& dy, const TensorView& off
   const Operand a =
       activation(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kGrad), dy, offsets, {});
   const Operand b = weight(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kWeight));
-  note(GemmRole::kDgrad, a, b);
   if (site_.groups > 0) {
     run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = dx});
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = dx, .accumulate = false});
   }
+  note(call.queue, GemmRole::kDgrad, a, b);
 }
 
 void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
@@ -235,37 +237,36 @@ void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept,
       activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kGrad), dy, offsets, {});
   const Operand b =
       activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kAct), x, offsets, kept);
-  note(GemmRole::kWgrad, a, b);
   if (site_.groups > 0) {
     run(call.queue,
         GroupedGemmK{.a = a, .b = b, .offsets = offsets, .out = param_.gradient, .accumulate = accumulate});
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = param_.gradient, .accumulate = accumulate});
   }
+  note(call.queue, GemmRole::kWgrad, a, b);
 }
 
 // Log ------------------------------------------------------------------------------------------------
 
-void Linear::note(GemmRole gemm, const Operand& a, const Operand& b) {
+void Linear::note(const Queue& queue, GemmRole gemm, const Operand& a, const Operand& b) {
   const auto format = [](const Operand& o) {
     if (!o.codes.empty()) return o.codes.spec.format;
     return o.values.dtype == DType::kF32 ? Format::kFp32 : Format::kBf16;
   };
-  const int bit = 4 * static_cast<int>(format(a)) + static_cast<int>(format(b));
-  formats_seen_[static_cast<size_t>(gemm)] |= static_cast<uint16_t>(1u << bit);
+  const Seen now{gemm, format(a), format(b), queue.product_kernel()};
+  if (std::find(seen_.begin(), seen_.end(), now) == seen_.end()) seen_.push_back(now);
 }
 
 void Linear::append_kernels(std::vector<std::string>& lines) const {
   const std::string place =
       site_.module == Module::kHead ? "" : "layers." + std::to_string(site_.layer) + " ";
-  for (const GemmRole gemm : {GemmRole::kFprop, GemmRole::kDgrad, GemmRole::kWgrad}) {
-    for (int bit = 0; bit < 16; ++bit) {
-      if ((formats_seen_[static_cast<size_t>(gemm)] >> bit & 1) == 0) continue;
-      lines.push_back(detail::concat(place, name_of(site_.module), " ", name_of(gemm), " ",
-                                     name_of(static_cast<Format>(bit / 4)), " x ",
-                                     name_of(static_cast<Format>(bit % 4)), ": cpu fp32 fma"));
-    }
+  const size_t first = lines.size();
+  for (const Seen& s : seen_) {
+    lines.push_back(detail::concat(place, name_of(site_.module), " ", name_of(s.gemm), " ", name_of(s.a),
+                                   " x ", name_of(s.b), ": ", s.kernel));
   }
+  // In an order that does not depend on what ran first.
+  std::sort(lines.begin() + static_cast<int64_t>(first), lines.end());
 }
 
 }  // namespace fp4t

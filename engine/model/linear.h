@@ -77,14 +77,21 @@ class Linear {
 
   Cached* cached(const OperandForm& form);
   TensorView stacked_weight() const;  // [matrices * out, in]
-  void note(GemmRole gemm, const Operand& a, const Operand& b);
+  // Remembers as what a product ran; call after it.
+  void note(const Queue& queue, GemmRole gemm, const Operand& a, const Operand& b);
 
   GemmSite site_;
   Param& param_;
   TensorView stats_;
   std::vector<Cached> cache_;
   bool gradient_written_ = false;
-  uint16_t formats_seen_[3] = {};  // by GemmRole: bit 4 a + b for a product of formats a and b
+  struct Seen {
+    GemmRole gemm;
+    Format a, b;
+    const char* kernel;
+    bool operator==(const Seen&) const = default;
+  };
+  std::vector<Seen> seen_;  // every kind of product that ran, once
 };
 
 // Index of an operand among a site's monitors.

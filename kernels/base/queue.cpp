@@ -134,6 +134,10 @@ QueueCounts Queue::counts() const {
   return backend_ == Backend::kCuda ? cuda::counts(stream_) : QueueCounts{};
 }
 
+const char* Queue::product_kernel() const {
+  return backend_ == Backend::kCuda ? cuda::product_kernel(stream_) : "cpu fp32 fma";
+}
+
 Recording Queue::record(const std::function<void()>& body) {
   FP4T_CHECK(backend_ == Backend::kCuda, "recording on the CPU");
   cuda::begin_recording(stream_);

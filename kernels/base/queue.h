@@ -114,6 +114,8 @@ class Queue {
   // Makes room for the scratch of ops, so that they need not ask for it one by one.
   void reserve_workspace(int64_t bytes);
   QueueCounts counts() const;
+  // The kernel that the last matrix product ran as, a name that lives for ever.
+  const char* product_kernel() const;
 
   // Records what `body` enqueues instead of running it. It may neither wait nor allocate: run it once before.
   // Only on a GPU.
@@ -154,6 +156,7 @@ void release_download(void* stream, void* staging) noexcept;
 void copy(void* stream, void* to, const void* from, int64_t bytes);
 void reserve_workspace(void* stream, int64_t bytes);
 QueueCounts counts(const void* stream);
+const char* product_kernel(const void* stream);
 void begin_recording(void* stream);
 void* end_recording(void* stream);
 void replay(void* stream, void* graph);

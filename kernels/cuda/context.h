@@ -69,6 +69,8 @@ struct Context {
   int64_t workspace_bytes = 0;
   int64_t workspace_allocations = 0;
 
+  const char* product_kernel = "none";  // that the last product was launched as
+
   int64_t waits = 0;  // times that the host waited for the stream
   UploadBlock uploads[kUploadBlocks] = {};
   int upload_block = 0;

@@ -227,6 +227,8 @@ QueueCounts counts(const void* stream) {
   return {c.waits, c.workspace_bytes, c.workspace_allocations};
 }
 
+const char* product_kernel(const void* stream) { return static_cast<const Context*>(stream)->product_kernel; }
+
 void begin_recording(void* stream) {
   FP4T_CUDA(cudaStreamBeginCapture(context(stream).stream, cudaStreamCaptureModeThreadLocal));
 }

@@ -92,10 +92,12 @@ StoredRows grouped_rows(const GemmProblem& p, const Operand& a) {
 
 void multiply(Queue& queue, const GemmProblem& p, const Operand& a, const Operand& b) {
   if (a.codes.empty() && a.values.dtype == DType::kF32) {
+    context_of(queue).product_kernel = "cuda fp32 fma";
     launch_fp32(queue, p, a.values.as<float>(), b.values.as<float>());
   } else if (stream_takes(p)) {
     launch_stream_bf16(queue, p);
   } else if (wgmma_takes(queue, p)) {
+    context_of(queue).product_kernel = "cuda wgmma";
     launch_wgmma(queue, p);
   } else {
     launch_mma(queue, p);
@@ -106,8 +108,9 @@ void multiply(Queue& queue, const GemmProblem& p, const Operand& a, const Operan
 
 void launch_mma(Queue& queue, const GemmProblem& p) {
   switch (choose_mma(p, context_of(queue).sm_count)) {
-#define FP4T_GEMM_MMA(name, tile_m, tile_n, warp_m, warp_n) \
-  case MmaVariant::k##name:                                 \
+#define FP4T_GEMM_MMA(name, tile_m, tile_n, warp_m, warp_n)                  \
+  case MmaVariant::k##name:                                                  \
+    context_of(queue).product_kernel = "cuda mma.sync " #tile_m "x" #tile_n; \
     return launch_##name(queue, p);
 #include "kernels/cuda/gemm_variants.inc"
 #undef FP4T_GEMM_MMA

@@ -30,6 +30,7 @@ void release_download(void*, void*) noexcept {}
 void copy(void*, void*, const void*, int64_t) { absent("device memory"); }
 void reserve_workspace(void*, int64_t) { absent("device memory"); }
 QueueCounts counts(const void*) { absent("device queue"); }
+const char* product_kernel(const void*) { absent("device queue"); }
 void begin_recording(void*) { absent("device queue"); }
 void* end_recording(void*) { absent("device queue"); }
 void replay(void*, void*) { absent("device queue"); }

@@ -16,6 +16,7 @@
 #include "kernels/formats/quant.h"
 #include "kernels/ops/run.h"
 #include "tests/support/compare.h"
+#include "tests/support/gpu_main.h"
 #include "tests/support/tensors.h"
 
 namespace fp4t::test {
@@ -200,14 +201,3 @@ class Mirror {
 };
 
 }  // namespace fp4t::test
-
-// The main of a GPU test: 77, which CTest shows as skipped, where there is no GPU.
-#define FP4T_GPU_TEST_MAIN                                       \
-  int main(int argc, char** argv) {                              \
-    testing::InitGoogleTest(&argc, argv);                        \
-    if (fp4t::cuda::device_count() == 0) {                       \
-      std::fprintf(stderr, "skipped: no GPU on this machine\n"); \
-      return 77;                                                 \
-    }                                                            \
-    return RUN_ALL_TESTS();                                      \
-  }

@@ -1,0 +1,159 @@
+// Whole runs on the GPU: what must be equal bit for bit, and what must not grow with the work.
+#include <csignal>
+#include <thread>
+
+#include "engine/stage/signals.h"
+#include "tests/support/gpu_main.h"
+#include "tests/support/runs_in_process.h"
+
+namespace fp4t::test {
+namespace {
+
+class GpuRuns : public testing::Test {
+ protected:
+  void SetUp() override { write_corpus(folder_.path()); }
+
+  QueueCounts run(const std::string& dir, const std::string& recipe, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"run.device=cuda", "run.dir=" + dir});
+    return run_here(folder_.path(), recipe, more);
+  }
+
+  const ScratchFolder folder_;
+};
+
+TEST_F(GpuRuns, two_runs_leave_the_same_bytes) {
+  run("one", kTinyRecipe);
+  run("two", kTinyRecipe);
+  expect_same_outcome(folder_ / "one", folder_ / "two");
+}
+
+TEST_F(GpuRuns, a_stopped_run_goes_on_to_the_same_bytes) {
+  run("whole", kTinyRecipe);
+  install_stop_handlers();
+  for (const auto& [stage, steps] : {std::pair{"pretrain", 7}, std::pair{"rl", 4}}) {
+    std::thread watcher([&] {
+      wait_until([&] { return count_steps(folder_ / "stopped", stage) >= steps; });
+      std::raise(SIGTERM);
+    });
+    EXPECT_THROW(run("stopped", kTinyRecipe), PreemptedError);
+    watcher.join();
+    clear_stop_request();
+  }
+  run("stopped", kTinyRecipe);
+  expect_same_outcome(folder_ / "whole", folder_ / "stopped");
+}
+
+TEST_F(GpuRuns, recomputing_activations_changes_no_figure) {
+  run("kept", kTinyRecipe, {"parallel.recompute=none"});
+  run("again", kTinyRecipe);
+  EXPECT_EQ(read_text(folder_ / "kept/metrics.jsonl"), read_text(folder_ / "again/metrics.jsonl"));
+}
+
+std::string equality_recipe(const std::string& rules) {
+  return std::string(kTinyModel) + "precision:\n  rl.sampler:\n" + rules + "  rl.trainer.forward:\n" + rules +
+         R"(stages:
+  - pretrain:
+      steps: 10
+      batch: {tokens: 256, micro_sequences: 8, length: 32}
+      data: [{kind: sums, low: 0, high: 4, end_of_document: false}]
+      optimizer: {learning_rate: 2e-2}
+      eval: {tokens: 32}
+  - rl:
+      steps: 5
+      task: {kind: sums, low: 0, high: 4}
+      sampling: {prompts: 8, samples: 4, max_tokens: 5, max_batch: 12}
+      objective: {kl: 0.1, mini_batches: 2, micro_tokens: 40, drop_zero_advantage: false}
+      optimizer: {learning_rate: 2e-3}
+      eval: {tokens: 32}
+)";
+}
+
+TEST_F(GpuRuns, sampler_and_trainer_agree_bit_for_bit_in_every_step) {
+  const struct {
+    const char *name, *rules;
+  } policies[] = {
+      {"bf16", "    - {module: \"*\", format: bf16}\n"},
+      {"bf16_mxfp8_cache", "    - {module: kv_cache, format: mxfp8}\n    - {module: \"*\", format: bf16}\n"},
+      {"mxfp8", "    - {module: \"*\", format: mxfp8}\n"},
+      {"nvfp4",
+       "    - {module: head, format: bf16}\n"
+       "    - {module: \"experts.*\", operand: act, format: nvfp4, scale_rule: four_over_six, scale_scope: "
+       "row}\n"
+       "    - {module: \"*\", format: nvfp4, scale_rule: four_over_six}\n"}};
+  for (const auto& policy : policies) {
+    SCOPED_TRACE(policy.name);
+    run(policy.name, equality_recipe(policy.rules));
+    const std::string dir = folder_ / policy.name;
+    const auto norms = step_figures(dir, "rl", "grad_norm");
+    ASSERT_EQ(norms.size(), 5u);
+    for (const double norm : norms) EXPECT_GT(norm, 0);
+    EXPECT_EQ(step_figures(dir, "rl", "logprob_equal_fraction"), std::vector<double>(5, 1.0));
+    EXPECT_EQ(step_figures(dir, "rl", "logprob_difference_max"), std::vector<double>(5, 0.0));
+  }
+}
+
+TEST_F(GpuRuns, completions_do_not_depend_on_how_many_are_decoded_together) {
+  const std::string recipe = equality_recipe("    - {module: \"*\", format: bf16}\n");
+  for (const char* batch : {"1", "5", "32"}) {
+    run(std::string("batch") + batch, recipe, {std::string("stages[1].rl.sampling.max_batch=") + batch});
+  }
+  const std::string expected = read_text(folder_ / "batch1/metrics.jsonl");
+  EXPECT_EQ(read_text(folder_ / "batch5/metrics.jsonl"), expected);
+  EXPECT_EQ(read_text(folder_ / "batch32/metrics.jsonl"), expected);
+}
+
+// Pretraining alone, of `steps` steps of so many micro-batches.
+QueueCounts pretrain_counts(const std::string& folder, int steps, int micro_batches) {
+  const std::string recipe = std::string(kTinyModel) + R"(precision: {preset: nvidia_nvfp4}
+stages:
+  - pretrain:
+      steps: )" + std::to_string(steps) +
+                             R"(
+      batch: {tokens: 512, micro_sequences: )" +
+                             std::to_string(16 / micro_batches) + R"(, length: 32}
+      data: [{kind: sums, low: 0, high: 4, end_of_document: false}]
+      optimizer: {learning_rate: 1e-3}
+      eval: {tokens: 32}
+)";
+  return run_here(folder, recipe, {"run.device=cuda", "run.resume=never"});
+}
+
+TEST_F(GpuRuns, a_step_waits_for_the_device_twice_however_many_micro_batches_it_has) {
+  for (const int micro_batches : {1, 4, 16}) {
+    const int64_t five = pretrain_counts(folder_.path(), 5, micro_batches).waits;
+    const int64_t nine = pretrain_counts(folder_.path(), 9, micro_batches).waits;
+    EXPECT_EQ(nine - five, 4 * 2) << micro_batches << " micro-batches";
+  }
+}
+
+TEST_F(GpuRuns, scratch_does_not_grow_after_the_first_step) {
+  const QueueCounts one = pretrain_counts(folder_.path(), 1, 4), many = pretrain_counts(folder_.path(), 6, 4);
+  EXPECT_GT(one.workspace_bytes, 0);
+  EXPECT_EQ(many.workspace_allocations, one.workspace_allocations);
+  EXPECT_EQ(many.workspace_bytes, one.workspace_bytes);
+}
+
+TEST_F(GpuRuns, the_list_of_kernels_names_those_of_the_gpu) {
+  run("run", kTinyRecipe);
+  const std::string kernels = read_text(folder_ / "run/kernels.txt");
+  EXPECT_NE(kernels.find("layers.0 experts.gate_up fprop nvfp4 x nvfp4: cuda "), std::string::npos)
+      << kernels;
+  EXPECT_EQ(kernels.find("cpu"), std::string::npos) << kernels;
+}
+
+TEST_F(GpuRuns, the_plan_prices_memory_against_what_is_free) {
+  const Machine machine = probe_machine("cuda", 1);
+  EXPECT_EQ(machine.backend, Backend::kCuda);
+  EXPECT_GT(machine.free_bytes, 0);
+  EXPECT_LE(machine.free_bytes, machine.memory_bytes);
+  const Recipe recipe = parse_recipe(kTinyRecipe, "recipe.yaml", {"run.device=cuda"}).recipe;
+  Machine full = machine;
+  full.free_bytes = 1 << 20;
+  EXPECT_THROW(make_plan(recipe, full, {}), RecipeError);
+  EXPECT_NO_THROW(make_plan(recipe, machine, {}));
+}
+
+}  // namespace
+}  // namespace fp4t::test
+
+FP4T_GPU_TEST_MAIN
