@@ -98,6 +98,7 @@ void finish_parameters(Plan& plan) {
 }  // namespace
 
 int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
+  if (tokenizer.kind == "ids") return tokenizer.vocabulary;
   FP4T_CHECK(tokenizer.kind == "bytes", "tokenizer ", tokenizer.kind);
   return 257;  // 256 byte values and <eod>
 }

@@ -289,7 +289,16 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
     v.leave();
   }
   if (v.enter(identity("tokenizer", "text to tokens"))) {
-    v.value(identity("kind", "bytes: 256 byte values and <eod>").one_of({"bytes"}), r.tokenizer.kind);
+    v.value(
+        identity("kind", "bytes: 256 byte values and <eod>; ids: texts are numbers of tokens made elsewhere")
+            .one_of({"bytes", "ids"}),
+        r.tokenizer.kind);
+    v.value(identity("vocabulary", "number of tokens, the last of which is <eod>")
+                .at_least(2)
+                .at_most(kMostWidth)
+                .only_if(r.tokenizer.kind == "ids", "kind is ids")
+                .required(),
+            r.tokenizer.vocabulary);
     v.leave();
   }
   if (v.enter(layout("parallel", "how the work is spread"))) {

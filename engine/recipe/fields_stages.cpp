@@ -6,9 +6,13 @@ namespace fp4t {
 namespace {
 
 // `generated`: the documents are problems that a seed enumerates, so their held-out list has a hash.
-void visit_held_out(FieldVisitor& v, HeldOutSpec& s, ResumeClass c, bool generated) {
+// `endless`: there is no list of documents that could be split.
+void visit_held_out(FieldVisitor& v, HeldOutSpec& s, ResumeClass c, bool generated, bool endless = false) {
   const bool on = s.fraction > 0;
-  v.value(Field("fraction", "share of documents or problems kept out of training", c).at_least(0).at_most(1),
+  v.value(Field("fraction", "share of documents or problems kept out of training", c)
+              .at_least(0)
+              .at_most(1)
+              .only_if(!endless, "kind is not random"),
           s.fraction);
   v.value(Field("seed", "seed of the split", c).only_if(on, "fraction is above 0"), s.seed);
   v.value(Field("hash", "XXH3 of the held-out list, in hex; checked at start", c)
@@ -20,9 +24,11 @@ void visit_held_out(FieldVisitor& v, HeldOutSpec& s, ResumeClass c, bool generat
 void visit_source(FieldVisitor& v, DataSourceSpec& s) {
   const bool text = s.kind == "text", jsonl = s.kind == "jsonl";
   const bool sums = s.kind == "sums", countdown = s.kind == "countdown";
-  const bool files = text || jsonl;
+  const bool files = text || jsonl, problems = sums || countdown;
   v.value(course("name", "in metrics; default: kind"), s.name);
-  v.value(course("kind", "where documents come from").one_of({"text", "jsonl", "sums", "countdown"}), s.kind);
+  v.value(course("kind", "where documents come from; random: tokens drawn evenly, for benchmarks")
+              .one_of({"text", "jsonl", "sums", "countdown", "random"}),
+          s.kind);
   v.value(
       course("paths", "files or folders, globs allowed").only_if(files, "kind is text or jsonl").required(),
       s.paths);
@@ -35,12 +41,12 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
   v.value(course("low", "smallest number")
               .at_least(0)
               .at_most(kMostCount)
-              .only_if(!files, "kind is sums or countdown"),
+              .only_if(problems, "kind is sums or countdown"),
           s.low);
   v.value(course("high", "largest number")
               .at_least(0)
               .at_most(kMostCount)
-              .only_if(!files, "kind is sums or countdown"),
+              .only_if(problems, "kind is sums or countdown"),
           s.high);
   v.value(course("wrong_fraction", "share of documents whose answer is off by one")
               .at_least(0)
@@ -53,7 +59,7 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
               .only_if(countdown, "kind is countdown"),
           s.numbers);
   if (v.enter(course("held_out", "what training never sees"))) {
-    visit_held_out(v, s.held_out, ResumeClass::kCourse, !files);
+    visit_held_out(v, s.held_out, ResumeClass::kCourse, problems, s.kind == "random");
     v.leave();
   }
 }

@@ -85,7 +85,8 @@ struct ModelSpec {
 };
 
 struct TokenizerSpec {
-  std::string kind = "bytes";  // bytes: 256 byte values and <eod> = 256
+  std::string kind = "bytes";  // bytes: 256 byte values and <eod> = 256; ids: text is token numbers
+  int64_t vocabulary = 0;      // ids: number of tokens; the last is <eod>
   bool operator==(const TokenizerSpec&) const = default;
 };
 
@@ -166,7 +167,7 @@ struct HeldOutSpec {
 
 struct DataSourceSpec {
   std::string name;
-  std::string kind = "text";       // text, jsonl, sums, countdown
+  std::string kind = "text";       // text, jsonl, sums, countdown, random
   std::vector<std::string> paths;  // text, jsonl: files or folders, globs allowed
   std::string separator;           // text: a line that separates documents ("%"); "": one document a file
   std::string field = "text";      // jsonl

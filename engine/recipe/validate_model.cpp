@@ -26,10 +26,12 @@ void head_dim_is_even(Check& c) {
 void vocabulary_holds_the_tokens(Check& c) {
   const int64_t vocabulary = c.recipe().model.vocabulary;
   constexpr int64_t kBytesTokens = 257;  // 256 byte values and <eod>
-  if (vocabulary != 0 && vocabulary < kBytesTokens) {
+  const TokenizerSpec& tokenizer = c.recipe().tokenizer;
+  const int64_t tokens = tokenizer.kind == "ids" ? tokenizer.vocabulary : kBytesTokens;
+  if (vocabulary != 0 && vocabulary < tokens) {
     c.fail("model.vocabulary",
-           concat("found ", vocabulary, "; allowed: 0, or at least the ", kBytesTokens,
-                  " of tokenizer.kind bytes"),
+           concat("found ", vocabulary, "; allowed: 0, or at least the ", tokens, " of tokenizer.kind ",
+                  tokenizer.kind),
            {"tokenizer"});
   }
 }

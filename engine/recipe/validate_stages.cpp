@@ -88,6 +88,15 @@ void hash_is_hexadecimal(Check& c, const std::string& path, const HeldOutSpec& s
   }
 }
 
+// Problems are texts, which need a tokenizer that spells them.
+void problems_are_spelt(Check& c, const std::string& path) {
+  if (c.recipe().tokenizer.kind == "bytes") return;
+  c.fail(path,
+         "found problems in words; tokenizer.kind " + c.recipe().tokenizer.kind +
+             " has no tokens for them, allowed with tokenizer.kind bytes",
+         {"tokenizer"});
+}
+
 void source_is_complete(Check& c, const std::string& path, const DataSourceSpec& s) {
   const bool files = s.kind == "text" || s.kind == "jsonl";
   if (files && c.gave(path + ".paths") && s.paths.empty()) {
@@ -99,7 +108,8 @@ void source_is_complete(Check& c, const std::string& path, const DataSourceSpec&
                                 std::string(file.empty() ? "an empty text" : "a text with a NUL character") +
                                 "; allowed: files or folders");
   }
-  if (!files && s.low > s.high) {
+  const bool problems = s.kind == "sums" || s.kind == "countdown";
+  if (problems && s.low > s.high) {
     c.fail(path + ".low", concat("found ", s.low, "; allowed: at most high (", s.high, ")"),
            {path + ".high"});
   }
@@ -110,11 +120,13 @@ void source_is_complete(Check& c, const std::string& path, const DataSourceSpec&
     c.fail(path + ".separator",
            "found a text of more than one line; allowed: the line that separates documents");
   }
+  if (problems) problems_are_spelt(c, path + ".kind");
   if (s.kind == "sums") pairs_are_listable(c, path, s.low, s.high);
   hash_is_hexadecimal(c, path, s.held_out);
 }
 
 void task_is_complete(Check& c, const std::string& path, const TaskSpec& t, bool trains) {
+  problems_are_spelt(c, path);
   if (t.low > t.high) {
     c.fail(path + ".low", concat("found ", t.low, "; allowed: at most high (", t.high, ")"),
            {path + ".high"});

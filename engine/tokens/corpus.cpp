@@ -63,8 +63,10 @@ class MixedCorpus : public Corpus {
       : mixture_(weights(specs), seed) {
     for (size_t i = 0; i < specs.size(); ++i) {
       const bool files = specs[i].kind == "text" || specs[i].kind == "jsonl";
-      sources_.push_back((files ? make_document_source : make_generated_source)(
-          specs[i], length, seed, static_cast<uint32_t>(i), tokenizer));
+      const auto make = files                       ? make_document_source
+                        : specs[i].kind == "random" ? make_random_source
+                                                    : make_generated_source;
+      sources_.push_back(make(specs[i], length, seed, static_cast<uint32_t>(i), tokenizer));
       names_.push_back(specs[i].name.empty() ? specs[i].kind : specs[i].name);
       options_ += detail::concat(names_.back(), "=", specs[i].weight, ";");
     }

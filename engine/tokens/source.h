@@ -31,6 +31,8 @@ std::unique_ptr<DataSource> make_document_source(const DataSourceSpec& spec, int
                                                  uint32_t index, const Tokenizer& tokenizer);
 std::unique_ptr<DataSource> make_generated_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
                                                   uint32_t index, const Tokenizer& tokenizer);
+std::unique_ptr<DataSource> make_random_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
+                                               uint32_t index, const Tokenizer& tokenizer);
 
 // Documents of a text or jsonl source in file order. Throws MissingInputError, BadDataError.
 struct Documents {

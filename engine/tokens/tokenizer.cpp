@@ -1,5 +1,8 @@
 #include "engine/tokens/tokenizer.h"
 
+#include <algorithm>
+#include <charconv>
+
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -35,14 +38,63 @@ class ByteTokenizer : public Tokenizer {
                                      " tokens of the byte tokenizer; allowed are single bytes and <eod>"));
   }
 
+  std::vector<int32_t> line_ends() const override { return {'\n', end_of_document()}; }
   std::string fingerprint() const override { return "bytes-257"; }
+};
+
+class IdTokenizer : public Tokenizer {
+ public:
+  explicit IdTokenizer(int64_t vocabulary) : vocabulary_(vocabulary) {}
+  int64_t vocabulary() const override { return vocabulary_; }
+  int32_t end_of_document() const override { return static_cast<int32_t>(vocabulary_ - 1); }
+
+  std::vector<int32_t> encode(std::string_view text) const override {
+    constexpr std::string_view kSpace = " \t\r\n";
+    std::vector<int32_t> tokens;
+    for (size_t at = text.find_first_not_of(kSpace); at != std::string_view::npos;) {
+      const size_t end = std::min(text.find_first_of(kSpace, at), text.size());
+      tokens.push_back(read(text.substr(at, end - at)));
+      at = text.find_first_not_of(kSpace, end);
+    }
+    return tokens;
+  }
+
+  std::string decode(const std::vector<int32_t>& tokens) const override {
+    std::string text;
+    for (int32_t t : tokens) {
+      FP4T_CHECK(t >= 0, "token ", t);
+      if (t != end_of_document()) text += (text.empty() ? "" : " ") + std::to_string(t);
+    }
+    return text;
+  }
+
+  int32_t single_token(const std::string& text) const override {
+    return text == "<eod>" ? end_of_document() : read(text);
+  }
+
+  std::vector<int32_t> line_ends() const override { return {end_of_document()}; }
+  std::string fingerprint() const override { return detail::concat("ids-", vocabulary_); }
+
+ private:
+  int32_t read(std::string_view word) const {
+    int32_t token = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+    const bool whole = error == std::errc() && end == word.data() + word.size();
+    // <eod> is special: texts do not hold it.
+    if (whole && token >= 0 && token < end_of_document()) return token;
+    throw BadDataError(detail::concat("tokenizer.kind ids: '", word.substr(0, 40),
+                                      "' is no number from 0 to ", end_of_document() - 1));
+  }
+
+  int64_t vocabulary_;
 };
 
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
   if (spec.kind == "bytes") return std::make_unique<ByteTokenizer>();
-  throw RecipeError("tokenizer.kind: '" + spec.kind + "' is not known; allowed is bytes");
+  if (spec.kind == "ids") return std::make_unique<IdTokenizer>(spec.vocabulary);
+  throw RecipeError("tokenizer.kind: '" + spec.kind + "' is not known; allowed are bytes and ids");
 }
 
 }  // namespace fp4t

@@ -1,4 +1,5 @@
-// Text to token ids and back. Byte level: ids 0..255 are bytes, <eod> is 256.
+// Text to token ids and back. Kind bytes: ids 0..255 are bytes, <eod> is 256. Kind ids: a text is whole
+// numbers with white space between, each a token that another program made; <eod> is the last.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,8 @@ class Tokenizer {
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;
   // The one token of a text such as "\n" or "<eod>"; throws RecipeError when it is not one token.
   virtual int32_t single_token(const std::string& text) const = 0;
+  // Tokens at which a text shown to a person ends.
+  virtual std::vector<int32_t> line_ends() const = 0;
   // Hash of everything that decides its ids (part of data fingerprints).
   virtual std::string fingerprint() const = 0;
 };

@@ -87,10 +87,21 @@ stages:
       max_skips: 2
 )";
 
+// Tokens made elsewhere.
+const char* const kThird = R"(
+model: {layers: 5, hidden: 96, heads: 6, kv_heads: 3, head_dim: 64, mlp_hidden: 80}
+tokenizer: {kind: ids, vocabulary: 5000}
+stages:
+  - pretrain:
+      steps: 11
+      batch: {tokens: 64, length: 32}
+      data: [{kind: random}]
+)";
+
 // Keys that have one legal value so far.
 const std::set<std::string> kSingleValued = {"run.deterministic", "run.allow_fault_injection",
-                                             "tokenizer.kind",    "parallel.expert",
-                                             "parallel.zero",     "stages[].rl.objective.kind"};
+                                             "parallel.expert", "parallel.zero",
+                                             "stages[].rl.objective.kind"};
 
 HeldOutSpec held_out(double fraction, uint64_t seed, const char* hash) {
   return {.fraction = fraction, .seed = seed, .hash = hash};
@@ -248,6 +259,25 @@ Recipe second() {
   return r;
 }
 
+Recipe third() {
+  Recipe r;
+  r.run.dir = "runs/run";
+  r.model.layers = 5;
+  r.model.hidden = 96;
+  r.model.heads = 6;
+  r.model.kv_heads = 3;
+  r.model.head_dim = 64;
+  r.model.mlp_hidden = 80;
+  r.tokenizer = {.kind = "ids", .vocabulary = 5000};
+  PretrainSpec p;
+  p.steps = 11;
+  p.batch = {.tokens = 64, .length = 32};
+  p.data.resize(1);
+  p.data[0].name = p.data[0].kind = "random";
+  r.stages = {p};
+  return r;
+}
+
 // "stages[1].rl.steps" as "stages[].rl.steps".
 std::string without_indices(const std::string& path) {
   std::string out;
@@ -302,13 +332,14 @@ std::map<std::string, std::string> all_keys() {
 TEST(recipe_keys, every_value_arrives) {
   EXPECT_EQ(parse_recipe(kFirst, "first", {}).recipe, first());
   EXPECT_EQ(parse_recipe(kSecond, "second", {}).recipe, second());
+  EXPECT_EQ(parse_recipe(kThird, "third", {}).recipe, third());
 }
 
 TEST(recipe_keys, every_key_is_set_away_from_its_default) {
   const std::map<std::string, std::string> keys = all_keys();
   EXPECT_GT(keys.size(), 150u);
   std::set<std::string> covered = kSingleValued;
-  for (const char* text : {kFirst, kSecond}) {
+  for (const char* text : {kFirst, kSecond, kThird}) {
     for (const FlatKey& key : flatten(parse_recipe(text, "r", {}).recipe)) {
       const auto it = keys.find(without_indices(key.path));
       ASSERT_NE(it, keys.end()) << key.path;
@@ -316,7 +347,7 @@ TEST(recipe_keys, every_key_is_set_away_from_its_default) {
     }
   }
   for (const auto& [path, value] : keys) {
-    EXPECT_TRUE(covered.count(path)) << path << " is " << value << " in both recipes above";
+    EXPECT_TRUE(covered.count(path)) << path << " is " << value << " in all recipes above";
   }
 }
 

@@ -28,6 +28,20 @@ TEST(recipe_validate, model_shapes_fit_together) {
   EXPECT_REFUSED(minimal(), Set{"model.rope={scaling: yarn, factor: 4}"}, "original_positions: missing");
 }
 
+TEST(recipe_validate, tokens_made_elsewhere_spell_no_problems) {
+  const std::string ids = "tokenizer={kind: ids, vocabulary: 300}";
+  EXPECT_EQ(accepted(minimal(), {ids}), "");
+  EXPECT_EQ(accepted(minimal(), {ids, "stages[0].pretrain.data=[{kind: random}]"}), "");
+  EXPECT_REFUSED(minimal(), Set{"tokenizer={kind: ids}"}, "tokenizer.vocabulary: missing");
+  EXPECT_REFUSED(minimal(), Set{"tokenizer.vocabulary=300"}, "tokenizer.vocabulary", "kind is ids");
+  EXPECT_REFUSED(minimal(), (Set{ids, "model.vocabulary=299"}), "model.vocabulary: found 299", "300");
+  EXPECT_REFUSED(minimal(), (Set{ids, "stages[0].pretrain.data=[{kind: sums}]"}), "data[0].kind",
+                 "tokenizer.kind bytes");
+  EXPECT_REFUSED(with_rl(), Set{ids}, "stages[1].rl.task", "tokenizer.kind bytes");
+  EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data=[{kind: random, held_out: {fraction: 0.1}}]"},
+                 "held_out.fraction", "kind is not random");
+}
+
 TEST(recipe_validate, ranks_must_be_there) {
   EXPECT_REFUSED(minimal(), Set{"parallel.expert=2"}, "parallel.expert: found 2",
                  "number of ranks, which is 1");

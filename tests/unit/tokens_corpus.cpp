@@ -194,6 +194,43 @@ TEST_F(CorpusTest, damaged_or_missing_files_are_named) {
   EXPECT_THROW(make_corpus({text_source(write("c.txt", "%\n%\n"))}, 16, 1, *tokenizer_), BadDataError);
 }
 
+TEST_F(CorpusTest, texts_of_token_numbers_are_those_tokens) {
+  const auto ids = make_tokenizer({.kind = "ids", .vocabulary = 5000});
+  EXPECT_EQ(ids->encode(" 0\t17\n4998 "), (std::vector<int32_t>{0, 17, 4998}));
+  EXPECT_EQ(ids->encode(" \n"), std::vector<int32_t>{});
+  EXPECT_EQ(ids->decode({0, 17, 4999, 4998}), "0 17 4998");
+  EXPECT_EQ(ids->single_token("<eod>"), 4999);
+  EXPECT_EQ(ids->single_token("42"), 42);
+  for (const char* bad : {"4999", "-1", "1.5", "word", "99999999999"}) {
+    EXPECT_THROW(ids->encode(bad), BadDataError) << bad;
+  }
+  const auto corpus = make_corpus({text_source(write("ids.txt", "1 2 3\n%\n4 5\n"))}, 8, 1, *ids);
+  EXPECT_EQ(std::multiset<int32_t>({1, 2, 3, 4, 5, 4999, 4999, 4999}), [&] {
+    const auto t = corpus->sample(0).tokens;
+    return std::multiset<int32_t>(t.begin(), t.end());
+  }());
+}
+
+TEST_F(CorpusTest, random_sequences_are_whole_documents_that_use_the_vocabulary_evenly) {
+  const auto ids = make_tokenizer({.kind = "ids", .vocabulary = 11});
+  DataSourceSpec random;
+  random.name = random.kind = "random";
+  const auto corpus = make_corpus({random}, 1000, 3, *ids);
+  const Sequence s = corpus->sample(5);
+  EXPECT_EQ(s.tokens, corpus->sample(5).tokens);
+  EXPECT_NE(s.tokens, corpus->sample(6).tokens);
+  std::vector<int> count(11);
+  for (int32_t t : s.tokens) ++count[static_cast<size_t>(t)];
+  EXPECT_EQ(count[10], 0);  // <eod>
+  // 1000 draws of ten: a standard deviation of 9.5 around 100.
+  for (int t = 0; t < 10; ++t) EXPECT_NEAR(count[static_cast<size_t>(t)], 100, 50) << t;
+  EXPECT_EQ(std::vector<int32_t>(s.targets.begin(), s.targets.end() - 1),
+            std::vector<int32_t>(s.tokens.begin() + 1, s.tokens.end()));
+  EXPECT_EQ(s.targets.back(), -1);
+  EXPECT_EQ(s.doc_begin, std::vector<int32_t>(1000, 0));
+  EXPECT_EQ(s.positions.back(), 999);
+}
+
 TEST_F(CorpusTest, bytes_round_trip_through_the_tokenizer) {
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
