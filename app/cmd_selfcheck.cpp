@@ -6,7 +6,8 @@
 namespace fp4t {
 
 int cmd_selfcheck(const AppOptions& options) {
-  Queue queue = Queue::cpu(probe_machine("cpu", 0).num_threads);
+  const Machine machine = probe_machine(options.device, 0);
+  Queue queue = machine.backend == Backend::kCuda ? Queue::cuda(0) : Queue::cpu(machine.num_threads);
   const GoldenResult result = check_golden(queue, options.golden);
   for (const std::string& failure : result.failures) std::printf("%s\n", failure.c_str());
   std::printf("%ld cases, %ld equal\n", static_cast<long>(result.cases), static_cast<long>(result.equal));

@@ -17,16 +17,17 @@ struct AppOptions {
   bool dry_run = false;
   bool accept_changes = false;
   std::string command_line;
-  std::string checkpoint;    // inspect, generate
-  bool verify = false;       // inspect
-  std::string prompt;        // generate
-  int64_t max_tokens = 0;    // generate; 0: 128, or what fits
-  double temperature = 1.0;  // generate
-  double top_p = 1.0;        // generate
-  uint64_t seed = 1;         // generate
-  int64_t samples = 1;       // generate
-  std::string golden;        // selfcheck
-  std::string run_dir;       // report
+  std::string checkpoint;       // inspect, generate
+  bool verify = false;          // inspect
+  std::string prompt;           // generate
+  int64_t max_tokens = 0;       // generate; 0: 128, or what fits
+  double temperature = 1.0;     // generate
+  double top_p = 1.0;           // generate
+  uint64_t seed = 1;            // generate
+  int64_t samples = 1;          // generate
+  std::string golden;           // selfcheck
+  std::string device = "auto";  // selfcheck
+  std::string run_dir;          // report
 };
 
 int cmd_train(const AppOptions& options);

@@ -80,6 +80,8 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")
       ->required();
+  selfcheck->add_option("--device", o.device, "what computes: auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   CLI::App* report = add("report", "draw report.html of a run folder again", fp4t::cmd_report);
   report->add_option("dir", o.run_dir, "the run folder")->required();
   return entries;

@@ -1,0 +1,80 @@
+// Quantize on the GPU: one small kernel lays out the groups, one pass takes the maxima (unless the format
+// has block scales only), one pass codes, one small kernel adds the statistics.
+#include <algorithm>
+
+#include "kernels/base/numeric.h"
+#include "kernels/cuda/load.cuh"
+#include "kernels/cuda/quantize.cuh"
+#include "kernels/ops/run.h"
+
+namespace fp4t::cuda {
+
+namespace {
+
+Coder coder_of(const QuantSpec& spec) {
+  if (spec.format == Format::kMxfp8) return Coder::kMxfp8;
+  if (spec.rounding == Rounding::kMsEden) return Coder::kMsEden;
+  if (spec.block == BlockShape::k16x16) return Coder::kTile;
+  return spec.scale_rule == ScaleRule::kFourOverSix ? Coder::kFourOverSix : Coder::kPlain;
+}
+
+// Tiles that the groups can have at most, whatever the offsets say.
+int64_t most_tiles(const Quantize& q, const QuantJob& job) {
+  const int64_t rows = q.x.dim(0), cols = q.x.dim(1);
+  const auto tiles = [](int64_t n, int64_t tile, int64_t groups) { return ceil_div(n, tile) + groups; };
+  return job.column ? tiles(cols + job.outer, kTileRows, 1) *
+                          tiles(rows + job.groups * job.depth_multiple, kTileDepth, job.groups)
+                    : tiles(rows + job.groups * job.outer, kTileRows, job.groups) *
+                          ceil_div(job.padded_cols, kTileDepth);
+}
+
+QuantJob job_of(const Quantize& q) {
+  const QuantSpec& spec = q.out.spec;
+  const bool column = q.orientation == Orientation::kColumn;
+  const int64_t outer = outer_padding(spec), cols = q.x.dim(1);
+  QuantJob job{};
+  job.x = reinterpret_cast<const uint16_t*>(q.x.as<Bf16>());
+  job.cols = cols;
+  job.width = column ? align_up(cols, outer) : q.out.padded_cols;
+  job.padded_cols = q.out.padded_cols;
+  job.groups = narrow<int32_t>(q.out.groups);
+  job.outer = static_cast<int32_t>(outer);
+  job.depth_multiple = static_cast<int32_t>(contraction_padding(spec));
+  job.column = column;
+  job.vectors = cols % kVector == 0 && aligned16(job.x);
+  job.codes = q.out.codes.as<uint8_t>();
+  job.wide_codes = aligned16(job.codes);
+  job.spec = spec;
+  job.draw_key = q.draw_key;
+  job.first_expert = q.first_expert;
+  job.signs = hadamard_signs(spec.signs, q.signs_key);
+  job.input_scale = q.input_scale.empty() ? nullptr : q.input_scale.as<float>();
+  job.block_scales = q.out.block_scales.as<uint8_t>();
+  job.tensor_scale = q.out.tensor_scale.empty() ? nullptr : q.out.tensor_scale.as<float>();
+  return job;
+}
+
+}  // namespace
+
+void run(Queue& queue, const Quantize& q) {
+  QuantJob job = job_of(q);
+  const bool row_scope = q.out.spec.scale_scope == ScaleScope::kRow;
+  const bool counting = !q.stats.empty();
+  Workspace workspace(queue);
+  job.spans = workspace.take<QuantSpan>(job.groups + 1);
+  job.amax = workspace.take<uint32_t>(row_scope ? q.x.dim(0) : job.groups);
+  if (counting) job.counts = workspace.take<unsigned long long>(kNumQuantCounts);
+  if (counting && q.measure_error) job.energies = workspace.take<double>(2 * most_tiles(q, job));
+
+  const int32_t* offsets = q.offsets.empty() ? nullptr : q.offsets.as<int32_t>();
+  launch_layout(queue, q.kName, job, offsets, q.x.dim(0));
+  if (q.out.spec.format == Format::kNvfp4) launch_amax(queue, job);
+  launch_encode(queue, job, coder_of(q.out.spec));
+  if (counting) launch_stats(queue, job, q.stats.as<double>());
+}
+
+void launch_encode(Queue& queue, const QuantJob& job, Coder coder) {
+  job.column ? launch_encode_column(queue, job, coder) : launch_encode_row(queue, job, coder);
+}
+
+}  // namespace fp4t::cuda

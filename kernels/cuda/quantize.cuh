@@ -1,0 +1,274 @@
+// What the kernels of Quantize share: the operand as groups cut into tiles, and how a thread gets its 16
+// values. Every pass walks the same tiles; a tile is up to 64 outer rows by 128 contraction elements, and a
+// thread owns one block of 16 elements of one row, twice.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/philox.h"
+#include "kernels/cuda/context.h"
+#include "kernels/formats/hadamard.h"
+#include "kernels/formats/quant.h"
+#include "kernels/ops/quantize.h"
+
+namespace fp4t::cuda {
+
+inline constexpr int kQuantThreads = 256;
+inline constexpr int kQuantBlock = 16;
+inline constexpr int kTileRows = 64;    // outer rows; 128 bytes of x where they are its columns
+inline constexpr int kTileDepth = 128;  // contraction elements: the longest rotation group
+inline constexpr int kTilePasses = kTileRows * kTileDepth / kQuantBlock / kQuantThreads;
+
+// One group: where it lies along the grouped axis, in x and in storage, and the first of its tiles. An
+// array of groups + 1; the last holds the ends.
+struct QuantSpan {
+  int64_t begin, count, stored_begin, first_tile;
+};
+
+// Integer counts, in the order of QuantStat without the sizes and energies.
+enum QuantCount : int {
+  kCountNonFinite,
+  kCountFlushed,
+  kCountClipped,
+  kCountChoseFour,
+  kCountInexact,
+  kNumQuantCounts,
+};
+
+// How blocks are coded. Of the keys, those that change a kernel's registers or shared memory.
+enum class Coder : uint8_t { kMxfp8, kPlain, kFourOverSix, kTile, kMsEden };
+
+// One Quantize as its kernels see it; for Dequantize the fields that say where things lie.
+struct QuantJob {
+  const uint16_t* x;
+  int64_t cols;                           // extent of the axis that is not cut into groups
+  int64_t width;                          // stored elements for one element of the grouped axis
+  int64_t padded_cols;                    // stored length of a row (row orientation)
+  int32_t groups, outer, depth_multiple;  // paddings: outer rows, contraction
+  bool column;                            // the groups cut the contraction
+  bool vectors;                           // x may be read 16 bytes at a time
+  bool wide_codes;                        // codes may be written a block at a time
+  QuantSpec spec;
+  PhiloxKey draw_key;
+  int64_t first_expert;
+  HadamardSigns signs;
+  const float* input_scale;  // or null
+  uint8_t* codes;
+  uint8_t* block_scales;
+  float* tensor_scale;  // or null
+  QuantSpan* spans;
+  uint32_t* amax;              // bits, one a group or one a row of x
+  unsigned long long* counts;  // kNumQuantCounts, or null
+  double* energies;            // two a tile, or null
+};
+
+// A tile: its group's matrix, and its place in it.
+struct QuantTile {
+  int32_t group;
+  bool first;                   // of its group
+  int64_t begin;                // first row of x of the group
+  int64_t rows, cols;           // logical
+  int64_t padded_rows, length;  // stored
+  int64_t elements_before;      // in storage
+  int64_t row0, k0;
+};
+
+// Tiles of a group follow each other in runs of kRun along the contraction, then along the rows, so that
+// those under way at one time read whole stretches of x and write whole sectors.
+__host__ __device__ inline int64_t tile_run(bool column, int64_t k_tiles) {
+  constexpr int64_t kRun = 4;
+  return column && k_tiles > kRun ? kRun : k_tiles;
+}
+
+__device__ inline int64_t padded_to(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// Sizes of a group's matrix from its extent along the grouped axis.
+__device__ inline void size_region(const QuantJob& job, int64_t count, QuantTile& t) {
+  t.rows = job.column ? job.cols : count;
+  t.cols = job.column ? count : job.cols;
+  t.padded_rows = padded_to(t.rows, job.outer);
+  t.length = job.column ? padded_to(count, job.depth_multiple) : job.padded_cols;
+}
+
+__device__ inline int64_t tiles_of(const QuantTile& t) {
+  return padded_to(t.padded_rows, kTileRows) / kTileRows * (padded_to(t.length, kTileDepth) / kTileDepth);
+}
+
+// Group whose tiles hold number `tile`: the last one that begins at or before it.
+__device__ inline int32_t group_of_tile(const QuantJob& job, int64_t tile) {
+  int32_t low = 0, high = job.groups;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (job.spans[middle].first_tile <= tile ? low : high) = middle;
+  }
+  return low;
+}
+
+__device__ inline QuantTile locate_tile(const QuantJob& job, int64_t tile) {
+  QuantTile t;
+  t.group = group_of_tile(job, tile);
+  const QuantSpan span = job.spans[t.group];
+  size_region(job, span.count, t);
+  t.begin = span.begin;
+  t.first = tile == span.first_tile;
+  t.elements_before = span.stored_begin * job.width;
+  const uint32_t index = static_cast<uint32_t>(tile - span.first_tile);
+  const uint32_t k_tiles = static_cast<uint32_t>((t.length + kTileDepth - 1) / kTileDepth);
+  const uint32_t row_tiles = static_cast<uint32_t>((t.padded_rows + kTileRows - 1) / kTileRows);
+  const uint32_t run = static_cast<uint32_t>(tile_run(job.column, k_tiles));
+  const uint32_t run_tiles = run * row_tiles;
+  const uint32_t begin = index / run_tiles * run, rest = index % run_tiles;
+  const uint32_t wide = min(run, k_tiles - begin);
+  t.row0 = int64_t{rest / wide} * kTileRows;
+  t.k0 = int64_t{begin + rest % wide} * kTileDepth;
+  return t;
+}
+
+// A column tile in shared memory: row r of the tile (a column of x) as 64 words of two elements, in
+// chunks of four words that are permuted by r / 8, which keeps both sides free of bank conflicts.
+struct alignas(16) ColumnTile {
+  uint32_t word[kTileRows * kTileDepth / 2];
+};
+
+__device__ inline int column_chunk(int row, int chunk) { return chunk ^ (row / 8 % 8); }
+
+// Eight columns of one row of x, zero beyond the matrix.
+__device__ inline uint4 load_eight(const QuantJob& job, const QuantTile& t, int64_t k, int64_t row) {
+  if (k >= t.cols) return make_uint4(0, 0, 0, 0);
+  const uint16_t* p = job.x + (t.begin + k) * job.cols + row;
+  if (job.vectors && row + 8 <= t.rows) return *reinterpret_cast<const uint4*>(p);
+  uint32_t word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = row + 2 * i < t.rows ? p[2 * i] : 0u;
+    const uint32_t high = row + 2 * i + 1 < t.rows ? p[2 * i + 1] : 0u;
+    word[i] = low | high << 16;
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// All threads of the block; the caller puts barriers around it.
+__device__ inline void load_column_tile(const QuantJob& job, const QuantTile& t, ColumnTile& tile) {
+  const int eighth = static_cast<int>(threadIdx.x) % 8, pair = static_cast<int>(threadIdx.x) / 8;
+  uint4 a[2], b[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int64_t k = t.k0 + 2 * (pair + 32 * j), row = t.row0 + 8 * eighth;
+    a[j] = load_eight(job, t, k, row);
+    b[j] = load_eight(job, t, k + 1, row);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const uint32_t even[4] = {a[j].x, a[j].y, a[j].z, a[j].w}, odd[4] = {b[j].x, b[j].y, b[j].z, b[j].w};
+    const int chunk = (pair + 32 * j) / 4, within = pair % 4;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = 8 * eighth + i;
+      const uint32_t word = __byte_perm(even[i / 2], odd[i / 2], i % 2 ? 0x7632 : 0x5410);
+      tile.word[row * (kTileDepth / 2) + column_chunk(row, chunk) * 4 + within] = word;
+    }
+  }
+}
+
+// Block `block` of row `row` of the tile as eight words of two elements.
+__device__ inline void fetch_column(const ColumnTile& tile, int row, int block, uint32_t (&word)[8]) {
+  const uint4* p = reinterpret_cast<const uint4*>(tile.word + row * (kTileDepth / 2));
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint4 q = p[column_chunk(row, 2 * block + h)];
+    word[4 * h] = q.x, word[4 * h + 1] = q.y, word[4 * h + 2] = q.z, word[4 * h + 3] = q.w;
+  }
+}
+
+// The same of a tile whose rows are rows of x, from memory.
+__device__ inline void fetch_row(const QuantJob& job, const QuantTile& t, int row, int block,
+                                 uint32_t (&word)[8]) {
+  const int64_t r = t.row0 + row, k = t.k0 + kQuantBlock * block;
+  const uint16_t* p = job.x + (t.begin + r) * job.cols + k;
+  if (r < t.rows && k + kQuantBlock <= t.cols && job.vectors) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint4 q = reinterpret_cast<const uint4*>(p)[h];
+      word[4 * h] = q.x, word[4 * h + 1] = q.y, word[4 * h + 2] = q.z, word[4 * h + 3] = q.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t low = r < t.rows && k + 2 * i < t.cols ? p[2 * i] : 0u;
+    const uint32_t high = r < t.rows && k + 2 * i + 1 < t.cols ? p[2 * i + 1] : 0u;
+    word[i] = low | high << 16;
+  }
+}
+
+__device__ inline void widen(const uint32_t (&word)[8], float (&v)[kQuantBlock]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    v[2 * i] = float_of(word[i] << 16);
+    v[2 * i + 1] = float_of(word[i] & 0xFFFF0000u);
+  }
+}
+
+// A thread's row (within 32) and block of a pass. Rotation groups lie side by side in lanes; the 16 rows of
+// a 16x16 tile do.
+__device__ inline void place_of_thread(bool square, int& row, int& block) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  row = square ? lane % 16 + 16 * (warp / 4) : warp * 4 + lane / 8;
+  block = square ? lane / 16 + 2 * (warp % 4) : lane % 8;
+}
+
+// Signs and butterflies of rotations of d elements, 16 of them in each of d / 16 neighbouring lanes, in
+// the order of kernels/formats/hadamard.h; the factor 1 / sqrt(d) is left to the caller. All lanes of the
+// warp call it.
+__device__ inline void rotate_lanes(const HadamardSigns& signs, int d, int block, float (&v)[kQuantBlock]) {
+  const int in_group = block % (d / kQuantBlock);
+  const int w = in_group / 2;
+  const uint32_t pair = w == 0   ? signs.word[0]
+                        : w == 1 ? signs.word[1]
+                        : w == 2 ? signs.word[2]
+                                 : signs.word[3];
+  const uint32_t mine = in_group % 2 ? pair >> 16 : pair;
+#pragma unroll
+  for (int i = 0; i < kQuantBlock; ++i) v[i] = float_of(bits_of(v[i]) ^ (mine >> i << 31));
+#pragma unroll
+  for (int h = 1; h < kQuantBlock; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kQuantBlock; ++i) {
+      if (i & h) continue;
+      const float a = v[i], b = v[i + h];
+      v[i] = a + b;
+      v[i + h] = a - b;
+    }
+  }
+  for (int lanes = 1; lanes * kQuantBlock < d; lanes *= 2) {
+    const bool upper = (in_group & lanes) != 0;
+#pragma unroll
+    for (int i = 0; i < kQuantBlock; ++i) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFu, v[i], lanes);
+      v[i] = upper ? other - v[i] : v[i] + other;
+    }
+  }
+}
+
+__device__ inline float block_max(const float (&v)[kQuantBlock]) {
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kQuantBlock; ++i) top = fmaxf(top, fabsf(v[i]));  // fmaxf leaves NaN out
+  return top;
+}
+
+// Grid of the kernels that walk tiles: a function of the device alone.
+inline unsigned tile_grid(const Context& c) { return static_cast<unsigned>(c.sm_count * 4); }
+
+// Fills job.spans (and clears amax and counts, where the job has them) from the bounds of the groups along
+// an axis of `total` elements; null: equal groups.
+void launch_layout(Queue& queue, const char* op, const QuantJob& job, const int32_t* offsets, int64_t total);
+void launch_amax(Queue& queue, const QuantJob& job);
+void launch_encode(Queue& queue, const QuantJob& job, Coder coder);
+void launch_encode_row(Queue& queue, const QuantJob& job, Coder coder);
+void launch_encode_column(Queue& queue, const QuantJob& job, Coder coder);
+void launch_stats(Queue& queue, const QuantJob& job, double* stats);
+
+}  // namespace fp4t::cuda

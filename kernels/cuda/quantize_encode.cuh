@@ -1,0 +1,209 @@
+// The coding pass over tiles, for both orientations.
+#pragma once
+
+#include "kernels/base/check.h"
+#include "kernels/cuda/quantize_code.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+namespace fp4t::cuda {
+
+__device__ inline TensorScale tensor_scale_of(const QuantSpec& spec, uint32_t amax_bits) {
+  const float amax = float_of(amax_bits);
+  if (spec.format != Format::kNvfp4) return {1.0f, 1.0f};
+  if (spec.rounding == Rounding::kMsEden) return {1.0f, ms_eden_tensor_scale(amax)};
+  return nvfp4_tensor_scale(spec.scale_rule, spec.scale_round, spec.headroom, amax);
+}
+
+// Writes the codes of block `block` of row `row` of the tile.
+__device__ inline void store_codes(const QuantJob& job, const QuantTile& t, int row, int block,
+                                   const CodedBlock& coded) {
+  const int64_t at = t.elements_before + (t.row0 + row) * t.length + t.k0 + kQuantBlock * block;
+  if (job.spec.format == Format::kNvfp4) {
+    uint8_t* p = job.codes + at / 2;
+    if (job.wide_codes) {
+      *reinterpret_cast<uint2*>(p) = make_uint2(coded.word[0], coded.word[1]);
+    } else {
+      for (int i = 0; i < 4; ++i) p[i] = static_cast<uint8_t>(coded.word[0] >> (8 * i));
+      for (int i = 0; i < 4; ++i) p[4 + i] = static_cast<uint8_t>(coded.word[1] >> (8 * i));
+    }
+    return;
+  }
+  uint8_t* p = job.codes + at;
+  if (job.wide_codes) {
+    *reinterpret_cast<uint4*>(p) = make_uint4(coded.word[0], coded.word[1], coded.word[2], coded.word[3]);
+  } else {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      for (int i = 0; i < 4; ++i) p[4 * w + i] = static_cast<uint8_t>(coded.word[w] >> (8 * i));
+    }
+  }
+}
+
+// Writes its scale; of several threads that share one, the first does.
+__device__ inline void store_scale(const QuantJob& job, const QuantTile& t, int row, int block,
+                                   const CodedBlock& coded) {
+  const int64_t r = t.row0 + row, k = t.k0 + kQuantBlock * block;
+  const int64_t length = job.spec.format == Format::kNvfp4 ? 16 : 32;
+  if (r % job.outer != 0 || k % length != 0) return;
+  const int64_t before = t.elements_before / (length * job.outer);
+  job.block_scales[before + r / job.outer * (t.length / length) + k / length] =
+      static_cast<uint8_t>(coded.scale);
+}
+
+// Adds what the block's threads counted to the job's counts.
+__device__ inline void add_counts(const QuantJob& job, const BlockCounts& counts) {
+  __shared__ unsigned long long total[kNumQuantCounts];
+  if (threadIdx.x < kNumQuantCounts) total[threadIdx.x] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kNumQuantCounts; ++i) {
+    const uint32_t sum = __reduce_add_sync(0xFFFFFFFFu, counts.value[i]);
+    if (threadIdx.x % 32 == 0 && sum != 0) atomicAdd(&total[i], static_cast<unsigned long long>(sum));
+  }
+  __syncthreads();
+  if (threadIdx.x < kNumQuantCounts && total[threadIdx.x] != 0) {
+    atomicAdd(job.counts + threadIdx.x, total[threadIdx.x]);
+  }
+}
+
+template <bool kColumn, Coder kCoder>
+struct EncodeShared {
+  FactorTable factors;
+  double scratch[33];
+  ColumnTile staged[kColumn ? 1 : 0];
+  TileSquares squares[kCoder == Coder::kTile ? kQuantThreads / 32 : 0];
+};
+
+// Rotation, rounding after it, coding, counting of one block that the thread holds.
+template <Coder kCoder, class Shared>
+__device__ inline void code_block(const QuantJob& job, const BlockPlace& place, bool counted, int block,
+                                  const uint32_t (&word)[8], Shared& shared, CodedBlock& coded,
+                                  BlockCounts& counts) {
+  float v[kQuantBlock];
+  widen(word, v);
+  if (kCoder != Coder::kMxfp8 && kCoder != Coder::kTile && job.spec.hadamard != 0) {
+    rotate_lanes(job.signs, job.spec.hadamard, block, v);
+    const float scale = hadamard_scale(job.spec.hadamard);
+#pragma unroll
+    for (int i = 0; i < kQuantBlock; ++i) v[i] *= scale;
+    if (job.spec.hadamard_out == HadamardOut::kBf16) {
+#pragma unroll
+      for (int i = 0; i < kQuantBlock; ++i) v[i] = bf16_to_f32(f32_to_bf16(v[i]));
+    }
+  }
+  float amax = block_max(v);
+  uint32_t clipped = 0;
+  bool four = false;
+  if constexpr (kCoder == Coder::kMxfp8) {
+    code_mxfp8(v, amax, coded);
+  } else if constexpr (kCoder == Coder::kMsEden) {
+    clipped = code_ms_eden(job, place, v, amax, coded);
+  } else if constexpr (kCoder == Coder::kTile) {
+    four = code_tile(job, place, v, amax, shared.squares[threadIdx.x / 32], coded) && place.leads;
+  } else if constexpr (kCoder == Coder::kFourOverSix) {
+    four = code_four_over_six(place, v, amax, coded);
+  } else {
+    code_plain(job, place, shared.factors, v, amax, coded);
+  }
+  if (!job.counts || !counted) return;
+  counts.value[kCountNonFinite] += count_non_finite(word);
+  if constexpr (kCoder == Coder::kMxfp8) {
+    count_mxfp8(job, v, coded, counts);
+  } else {
+    if (kCoder != Coder::kMsEden) clipped = count_clipped(v, coded.factor, kE2m1Max);
+    counts.value[kCountClipped] += clipped;
+    counts.value[kCountChoseFour] += four ? 1u : 0u;
+    count_nvfp4(job, place, v, coded, counts);
+  }
+}
+
+template <bool kColumn, Coder kCoder>
+__global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
+  __shared__ EncodeShared<kColumn, kCoder> shared;
+  const bool row_scope = job.spec.scale_scope == ScaleScope::kRow;
+  const int64_t tiles = job.spans[job.groups].first_tile;
+  int row, block;
+  place_of_thread(kCoder == Coder::kTile, row, block);
+  BlockPlace place{};
+  place.leads = row % kQuantBlock == 0;
+  place.in_group = job.spec.hadamard == 0 ? 0 : block % (job.spec.hadamard / kQuantBlock);
+  BlockCounts counts{};
+  uint64_t draw_base = 0;
+  int32_t group = -1;
+  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
+    const QuantTile t = locate_tile(job, i);
+    __syncthreads();
+    if constexpr (kColumn) load_column_tile(job, t, shared.staged[0]);
+    if (t.group != group) {
+      group = t.group;
+      place.unit = job.input_scale ? job.input_scale[group] : 1.0f;
+      draw_base = job.first_expert >= 0 ? static_cast<uint64_t>(job.first_expert + group + 1) << 40 : 0;
+      if (!row_scope) place.scale = tensor_scale_of(job.spec, job.amax[group]);
+      if (kCoder == Coder::kPlain && threadIdx.x < 128) {
+        shared.factors.factor[threadIdx.x] = nvfp4_encode_factor(e4m3_value(threadIdx.x), place.scale.decode);
+      }
+    }
+    if (t.first && !row_scope && threadIdx.x == 0 && job.tensor_scale) {
+      job.tensor_scale[group] = place.scale.decode * place.unit;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < kTilePasses; ++pass) {
+      const int r = row + 32 * pass;
+      const int64_t in_row = t.k0 / kQuantBlock + block;
+      uint32_t word[8];
+      if constexpr (kColumn) {
+        fetch_column(shared.staged[0], r, block, word);
+      } else {
+        fetch_row(job, t, r, block, word);
+      }
+      place.number = draw_base + static_cast<uint64_t>((t.row0 + r) * (t.length / kQuantBlock) + in_row);
+      if (row_scope && t.row0 + r < t.rows) {
+        const int64_t at = t.begin + t.row0 + r;
+        place.scale = tensor_scale_of(job.spec, job.amax[at]);
+        if (in_row == 0) job.tensor_scale[at] = place.scale.decode * place.unit;
+      }
+      const bool stored = t.row0 + r < t.padded_rows && in_row * kQuantBlock < t.length;
+      CodedBlock coded;
+      code_block<kCoder>(job, place, stored, block, word, shared, coded, counts);
+      if (!stored) continue;
+      store_codes(job, t, r, block, coded);
+      store_scale(job, t, r, block, coded);
+    }
+    if (!job.energies) continue;
+    const double error = block_sum(counts.error, shared.scratch);
+    const double signal = block_sum(counts.signal, shared.scratch);
+    counts.error = counts.signal = 0;
+    if (threadIdx.x == 0) {
+      job.energies[2 * i] = error;
+      job.energies[2 * i + 1] = signal;
+    }
+  }
+  if (job.counts) add_counts(job, counts);
+}
+
+template <bool kColumn>
+void launch_encode_tiles(Queue& queue, const QuantJob& job, Coder coder) {
+  const Context& c = context_of(queue);
+  const auto start = [&](auto kernel) { kernel<<<tile_grid(c), kQuantThreads, 0, c.stream>>>(job); };
+  switch (coder) {
+    case Coder::kMxfp8:
+      start(encode_tiles<kColumn, Coder::kMxfp8>);
+      break;
+    case Coder::kPlain:
+      start(encode_tiles<kColumn, Coder::kPlain>);
+      break;
+    case Coder::kFourOverSix:
+      start(encode_tiles<kColumn, Coder::kFourOverSix>);
+      break;
+    case Coder::kTile:
+      start(encode_tiles<kColumn, Coder::kTile>);
+      break;
+    case Coder::kMsEden:
+      start(encode_tiles<kColumn, Coder::kMsEden>);
+      break;
+  }
+  check_launch(Quantize::kName);
+}
+
+}  // namespace fp4t::cuda
