@@ -34,9 +34,9 @@ Updater::Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Are
     moments.v = arena.take("optimizer moments", dtype, p.info.shape);
     moments_.push_back(moments);
   }
-  sum_ = arena.take("optimizer scalars", DType::kF64, {1});
-  nonfinite_ = arena.take("optimizer scalars", DType::kF64, {1});
+  sums_ = arena.take("optimizer scalars", DType::kF64, {2});
   clip_ = arena.take("optimizer scalars", DType::kF32, {1});
+  apply_ = arena.take("optimizer scalars", DType::kI32, {1});
   if (uses_muon(plan)) {
     int64_t largest = 0;
     std::vector<ParamInfo> infos;
@@ -58,16 +58,30 @@ void Updater::reset() {
   applied_ = 0;
 }
 
-void Updater::measure(StepReport& report) {
-  queue_.fill_bytes(sum_.data, 0, sum_.bytes());
-  queue_.fill_bytes(nonfinite_.data, 0, nonfinite_.bytes());
+Download Updater::decide(const OptimizerSpec& spec, double extra_nonfinite) {
+  queue_.fill_bytes(sums_.data, 0, sums_.bytes());
+  const TensorView sum = sums_.rows(0, 1), nonfinite = sums_.rows(1, 1);
   for (const Param& p : params_) {
-    run(queue_, SumSquares{.x = flat(p.gradient), .sum = sum_, .nonfinite = nonfinite_});
+    run(queue_, SumSquares{.x = flat(p.gradient), .sum = sum, .nonfinite = nonfinite});
   }
-  Download sum = queue_.download(sum_.data, sum_.bytes());
-  Download nonfinite = queue_.download(nonfinite_.data, nonfinite_.bytes());
-  report.gradient_norm = std::sqrt(sum.values<double>()[0]);
-  report.nonfinite += nonfinite.values<double>()[0];
+  run(queue_, ClipFactor{.sum = sum,
+                         .nonfinite = nonfinite,
+                         .extra_nonfinite = extra_nonfinite,
+                         .max_norm = spec.clip_norm,
+                         .factor = clip_,
+                         .apply = apply_});
+  return queue_.download(sums_.data, sums_.bytes());
+}
+
+StepReport Updater::report_of(const std::vector<double>& sums, const OptimizerSpec& spec,
+                              double extra_nonfinite) {
+  StepReport report;
+  report.gradient_norm = std::sqrt(sums[0]);
+  report.nonfinite = sums[1] + extra_nonfinite;
+  const ClipDecision same = decide_clip(sums[0], report.nonfinite, spec.clip_norm);
+  report.clip_factor = same.factor;
+  report.applied = same.apply;
+  return report;
 }
 
 StepReport Updater::step(const OptimizerSpec& spec, double learning_rate_factor, uint32_t attempted,
@@ -75,33 +89,30 @@ StepReport Updater::step(const OptimizerSpec& spec, double learning_rate_factor,
   const bool muon = spec.kind == "muon";
   FP4T_CHECK(muon || spec.kind == "adamw", "optimizer ", spec.kind);
   FP4T_CHECK(!muon || newton_schulz_, "the plan has no room for Muon");
-  StepReport report;
-  report.nonfinite = extra_nonfinite;
-  measure(report);
-  // Apply or skip is decided before any byte of the weights or the state changes.
-  if (report.nonfinite != 0 || !std::isfinite(report.gradient_norm)) return report;
-  if (spec.clip_norm > 0 && report.gradient_norm > spec.clip_norm) {
-    report.clip_factor = spec.clip_norm / report.gradient_norm;
+  // Apply or skip is decided before any byte of the weights or the state changes: where the sums are, so that
+  // the updates can follow without waiting for the host. Muon waits for its matrices anyway.
+  Download sums = decide(spec, extra_nonfinite);
+  if (muon) {
+    const StepReport report = report_of(sums.values<double>(), spec, extra_nonfinite);
+    if (!report.applied) return report;
   }
-  const auto clip = static_cast<float>(report.clip_factor);
-  queue_.upload(clip_.data, &clip, sizeof(clip));
-  ++applied_;
   for (size_t i = 0; i < params_.size(); ++i) {
     const PhiloxKey key =
         site_key(plan_.run.seed, Purpose::kStore, 0, params_[i].info.tensor_id, attempted, 0);
     if (muon && is_muon_parameter(params_[i].info)) {
       update_muon(spec, learning_rate_factor, params_[i], moments_[i], key);
     } else {
-      update_adamw(spec, learning_rate_factor, params_[i], moments_[i], key);
+      update_adamw(spec, learning_rate_factor, applied_ + 1, params_[i], moments_[i], key);
     }
   }
-  report.applied = true;
+  const StepReport report = report_of(sums.values<double>(), spec, extra_nonfinite);
+  if (report.applied) ++applied_;
   return report;
 }
 
-void Updater::update_adamw(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
-                           PhiloxKey key) {
-  const auto t = static_cast<double>(applied_);
+void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t update, Param& param,
+                           const Moments& moments, PhiloxKey key) {
+  const auto t = static_cast<double>(update);
   run(queue_,
       AdamWStep{.grad = flat(param.gradient),
                 .grad_scale = clip_,
@@ -116,7 +127,8 @@ void Updater::update_adamw(const OptimizerSpec& spec, double factor, Param& para
                 .weight_decay = param.info.weight_decay ? static_cast<float>(spec.weight_decay) : 0.0f,
                 .bias1 = static_cast<float>(1.0 / (1.0 - std::pow(spec.beta1, t))),
                 .bias2 = static_cast<float>(1.0 / (1.0 - std::pow(spec.beta2, t))),
-                .store_key = key});
+                .store_key = key,
+                .apply = apply_});
 }
 
 void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,

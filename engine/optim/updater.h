@@ -28,10 +28,14 @@ class Updater {
   struct Moments {
     TensorView m, v;  // of AdamW; Muon keeps its momentum in m
   };
-  // Sets gradient_norm and nonfinite of the report.
-  void measure(StepReport& report);
-  void update_adamw(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
-                    PhiloxKey key);
+  // Enqueues the sums over all gradients and what follows from them, clip_ and apply_; returns the sums.
+  Download decide(const OptimizerSpec& spec, double extra_nonfinite);
+  // What was decided, by the same arithmetic.
+  static StepReport report_of(const std::vector<double>& sums, const OptimizerSpec& spec,
+                              double extra_nonfinite);
+  // `update` counts from 1.
+  void update_adamw(const OptimizerSpec& spec, double factor, int64_t update, Param& param,
+                    const Moments& moments, PhiloxKey key);
   void update_muon(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
                    PhiloxKey key);
 
@@ -39,9 +43,10 @@ class Updater {
   const Plan& plan_;
   std::vector<Param>& params_;
   std::vector<Moments> moments_;
-  TensorView sum_, nonfinite_;  // F64 [1]
-  TensorView clip_;             // F32 [1]
-  TensorView muon_update_;      // F32, elements of the largest Muon parameter
+  TensorView sums_;         // F64 [2]: of squares, of non-finite elements
+  TensorView clip_;         // F32 [1]
+  TensorView apply_;        // I32 [1]
+  TensorView muon_update_;  // F32, elements of the largest Muon parameter
   std::unique_ptr<NewtonSchulz> newton_schulz_;
   int64_t applied_ = 0;
 };

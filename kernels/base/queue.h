@@ -46,7 +46,7 @@ class Download {
   Download& operator=(Download&& other) noexcept;
   ~Download();
 
-  // Waits for the queue, unless it was waited for since the download began.
+  // Waits until they are here, but not for what was enqueued after the download.
   const void* data();
   template <class T>
   std::vector<T> values() {

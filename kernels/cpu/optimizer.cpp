@@ -40,6 +40,8 @@ class StoreDraws {
   uint32_t words_[kWords][kBlock] = {};
 };
 
+bool is_skipped(const TensorView& apply) { return !apply.empty() && apply.as<int32_t>()[0] == 0; }
+
 bool stores_bf16(const TensorView& view) { return view.dtype == DType::kBf16; }
 
 // Stores the block and leaves in it what was stored.
@@ -103,6 +105,7 @@ ChunkSum sum_squares(const T* x, int64_t n) {
 }  // namespace
 
 void run(Queue& queue, const AdamWStep& op) {
+  if (is_skipped(op.apply)) return;
   const float grad_scale = op.grad_scale.as<float>()[0];
   const bool random = stores_bf16(op.master) || stores_bf16(op.m) || stores_bf16(op.v);
   for_blocks(queue, op.master.elements(), [&](int64_t first, int64_t count) {
@@ -139,7 +142,15 @@ void run(Queue& queue, const SumSquares& op) {
   op.nonfinite.as<double>()[0] += total.nonfinite;
 }
 
+void run(Queue&, const ClipFactor& op) {
+  const ClipDecision decision =
+      decide_clip(op.sum.as<double>()[0], op.nonfinite.as<double>()[0] + op.extra_nonfinite, op.max_norm);
+  op.factor.as<float>()[0] = static_cast<float>(decision.factor);
+  op.apply.as<int32_t>()[0] = decision.apply ? 1 : 0;
+}
+
 void run(Queue& queue, const MuonMomentum& op) {
+  if (is_skipped(op.apply)) return;
   const float grad_scale = op.grad_scale.as<float>()[0];
   for_blocks(queue, op.momentum.elements(), [&](int64_t first, int64_t count) {
     float g[kBlock], momentum[kBlock];
@@ -157,6 +168,7 @@ void run(Queue& queue, const MuonMomentum& op) {
 }
 
 void run(Queue& queue, const ApplyUpdate& op) {
+  if (is_skipped(op.apply)) return;
   for_blocks(queue, op.master.elements(), [&](int64_t first, int64_t count) {
     float update[kBlock], w[kBlock];
     load_row(op.update.as<float>() + first, update, count);

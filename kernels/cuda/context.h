@@ -49,7 +49,8 @@ constexpr int64_t kUploadBlockBytes = int64_t{1} << 20;
 struct DownloadBlock {
   char* data;
   int64_t capacity;
-  int64_t due;  // good once the host has waited this often
+  int64_t number;       // of the download
+  cudaEvent_t arrived;  // so that what is enqueued behind it is not waited for
 };
 
 struct Context {
@@ -76,6 +77,8 @@ struct Context {
   int upload_block = 0;
   int64_t upload_used = 0;                      // bytes of that block
   std::vector<DownloadBlock*> download_blocks;  // those that nobody holds
+  int64_t downloads = 0;                        // begun
+  int64_t downloads_arrived = 0;                // of these, known to be here: they come in order
 };
 
 Context& context_of(const Queue& queue);

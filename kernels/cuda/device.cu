@@ -20,6 +20,7 @@ Context& context(void* stream) { return *static_cast<Context*>(stream); }
 void wait(Context& c) {
   ++c.waits;
   FP4T_CUDA(cudaStreamSynchronize(c.stream));
+  c.downloads_arrived = c.downloads;
   const Fault fault = *c.fault;
   if (static_cast<FaultKind>(fault.kind) == FaultKind::kNone) return;
   std::memset(c.fault, 0, sizeof(Fault));
@@ -31,6 +32,7 @@ void wait(Context& c) {
 
 void release_block(DownloadBlock* block) {
   cudaFreeHost(block->data);
+  cudaEventDestroy(block->arrived);
   delete block;
 }
 
@@ -189,18 +191,25 @@ void* begin_download(void* stream, const void* device, int64_t bytes) {
   }
   if (!block) {
     const int64_t capacity = align_up(bytes, 4096);
-    block = new DownloadBlock{static_cast<char*>(page_locked(capacity)), capacity, 0};
+    block = new DownloadBlock{static_cast<char*>(page_locked(capacity)), capacity, 0, nullptr};
+    FP4T_CUDA(cudaEventCreateWithFlags(&block->arrived, cudaEventDisableTiming));
   }
-  block->due = c.waits + 1;
+  block->number = ++c.downloads;
   FP4T_CUDA(
       cudaMemcpyAsync(block->data, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, c.stream));
+  FP4T_CUDA(cudaEventRecord(block->arrived, c.stream));
   return block;
 }
 
 const void* finish_download(void* stream, void* staging) {
   Context& c = context(stream);
   const DownloadBlock& block = *static_cast<DownloadBlock*>(staging);
-  if (c.waits < block.due) wait(c);
+  if (c.downloads_arrived < block.number) {
+    ++c.waits;
+    FP4T_CUDA(cudaEventSynchronize(block.arrived));
+    c.downloads_arrived = block.number;
+    if (static_cast<FaultKind>(c.fault->kind) != FaultKind::kNone) wait(c);
+  }
   return block.data;
 }
 

@@ -12,6 +12,10 @@ void check_copy(const char* op, const TensorView& copy, const TensorView& master
   expect_disjoint(op, "copy", copy, "master", master);
 }
 
+void check_apply(const char* op, const TensorView& apply) {
+  if (!apply.empty()) expect_tensor(op, "apply", apply, DType::kI32, {1});
+}
+
 }  // namespace
 
 void AdamWStep::check() const {
@@ -29,6 +33,7 @@ void AdamWStep::check() const {
   expect_disjoint(kName, "grad", grad, "master", master);
   FP4T_CHECK(beta1 >= 0.0f && beta1 < 1.0f && beta2 >= 0.0f && beta2 < 1.0f && eps >= 0.0f, kName, ": beta1 ",
              beta1, ", beta2 ", beta2, ", eps ", eps);
+  check_apply(kName, apply);
 }
 
 void SumSquares::check() const {
@@ -36,6 +41,13 @@ void SumSquares::check() const {
   expect_float(kName, "x", x, {x.dim(0)});
   expect_tensor(kName, "sum", sum, DType::kF64, {1});
   expect_tensor(kName, "nonfinite", nonfinite, DType::kF64, {1});
+}
+
+void ClipFactor::check() const {
+  expect_tensor(kName, "sum", sum, DType::kF64, {1});
+  expect_tensor(kName, "nonfinite", nonfinite, DType::kF64, {1});
+  expect_tensor(kName, "factor", factor, DType::kF32, {1});
+  expect_tensor(kName, "apply", apply, DType::kI32, {1});
 }
 
 void MuonMomentum::check() const {
@@ -48,6 +60,7 @@ void MuonMomentum::check() const {
   expect_disjoint(kName, "update", update, "momentum", momentum);
   expect_disjoint(kName, "update", update, "grad", grad);
   expect_disjoint(kName, "momentum", momentum, "grad", grad);
+  check_apply(kName, apply);
 }
 
 void ApplyUpdate::check() const {
@@ -57,6 +70,7 @@ void ApplyUpdate::check() const {
   expect_float(kName, "master", master, n);
   check_copy(kName, copy, master);
   expect_disjoint(kName, "update", update, "master", master);
+  check_apply(kName, apply);
 }
 
 }  // namespace fp4t

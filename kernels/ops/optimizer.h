@@ -2,8 +2,14 @@
 // Every operation is a single FP32 one, from left to right as written; an update uses the new moments
 // before they are stored. A BF16 copy is the stored master rounded to nearest, so that it can be derived
 // again from a checkpoint.
+// The three updates take `apply`: where it is given and holds 0, nothing is written, so that they can be
+// enqueued before the host knows whether the update happens (ClipFactor).
 #pragma once
 
+#include <cmath>
+#include <limits>
+
+#include "kernels/base/host_device.h"
 #include "kernels/base/philox.h"
 #include "kernels/base/tensor.h"
 
@@ -23,6 +29,7 @@ struct AdamWStep {
   float lr, beta1, beta2, eps, weight_decay, bias1, bias2;
   PhiloxKey store_key;  // BF16 stores: element i of master, m, v uses words 0, 1, 2 of draw i, upper 16 bits
   int64_t first_element = 0;  // index of element 0 in the logical tensor: draw i is that of first_element + i
+  TensorView apply = {};      // optional I32 [1]
   void check() const;
 };
 
@@ -36,6 +43,32 @@ struct SumSquares {
   void check() const;
 };
 
+// Whether an update happens, and the factor that clips its gradients: none where any element was not finite
+// or the norm sqrt(sum) is not; max_norm / norm where the norm exceeds max_norm > 0, else 1.
+struct ClipDecision {
+  bool apply;
+  double factor;  // 1 where nothing is applied
+};
+
+FP4T_HD ClipDecision decide_clip(double sum, double nonfinite, double max_norm) {
+  const double norm = std::sqrt(sum);
+  if (nonfinite != 0.0 || !(norm <= std::numeric_limits<double>::max())) return {false, 1.0};
+  return {true, max_norm > 0.0 && norm > max_norm ? max_norm / norm : 1.0};
+}
+
+// decide_clip where the sums of SumSquares are, for updates that are already enqueued when the host reads
+// them.
+struct ClipFactor {
+  static constexpr const char* kName = "clip_factor";
+  TensorView sum;          // F64 [1]
+  TensorView nonfinite;    // F64 [1]
+  double extra_nonfinite;  // counted elsewhere, added to nonfinite
+  double max_norm;         // <= 0: no clipping
+  TensorView factor;       // F32 [1]
+  TensorView apply;        // I32 [1]: 1 or 0
+  void check() const;
+};
+
 // momentum = beta * momentum + grad * grad_scale; update = grad * grad_scale + beta * momentum (Nesterov).
 struct MuonMomentum {
   static constexpr const char* kName = "muon_momentum";
@@ -46,6 +79,7 @@ struct MuonMomentum {
   TensorView update;    // F32 [n]
   PhiloxKey store_key;  // momentum uses word 1
   int64_t first_element = 0;
+  TensorView apply = {};
   void check() const;
 };
 
@@ -58,6 +92,7 @@ struct ApplyUpdate {
   float lr, scale, weight_decay;
   PhiloxKey store_key;  // master uses word 0
   int64_t first_element = 0;
+  TensorView apply = {};
   void check() const;
 };
 

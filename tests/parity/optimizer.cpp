@@ -1,5 +1,5 @@
-// AdamWStep, SumSquares, MuonMomentum, ApplyUpdate: bit for bit against scalar FP32, written as the
-// header states it.
+// AdamWStep, SumSquares, ClipFactor, MuonMomentum, ApplyUpdate: bit for bit against scalar FP32, written as
+// the header states it.
 #include "kernels/ops/optimizer.h"
 
 #include <limits>
@@ -186,6 +186,76 @@ TEST(SumSquares, squares_beyond_fp32_do_not_overflow) {
   run(queue, SumSquares{.x = x.view(), .sum = sum.view(), .nonfinite = bad.view()});
   EXPECT_DOUBLE_EQ(sum.as<double>()[0], 2.0 * std::pow(static_cast<double>(-3e38f), 2));
   EXPECT_EQ(bad.as<double>()[0], 0);
+}
+
+TEST(ClipFactor, clips_at_the_norm_and_refuses_what_is_not_finite) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const struct {
+    double sum, nonfinite, extra, max_norm;
+    float factor;
+    int32_t apply;
+  } cases[] = {
+      {4.0, 0, 0, 1.0, 0.5f, 1},    {4.0, 0, 0, 3.0, 1.0f, 1},  {9.0, 0, 0, 3.0, 1.0f, 1},
+      {4.0, 0, 0, 0.0, 1.0f, 1},    {0.0, 0, 0, 1.0, 1.0f, 1},  {4.0, 1, 0, 1.0, 1.0f, 0},
+      {4.0, 0, 2, 1.0, 1.0f, 0},    {kInf, 0, 0, 1.0, 1.0f, 0}, {std::nan(""), 0, 0, 1.0, 1.0f, 0},
+      {1e18, 0, 0, 0.3, 3e-10f, 1},
+  };
+  Queue queue = Queue::cpu(1);
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.sum);
+    HostTensor sum(DType::kF64, {1}), bad(DType::kF64, {1}), factor(DType::kF32, {1}),
+        apply(DType::kI32, {1});
+    sum.as<double>()[0] = c.sum;
+    bad.as<double>()[0] = c.nonfinite;
+    run(queue, ClipFactor{.sum = sum.view(),
+                          .nonfinite = bad.view(),
+                          .extra_nonfinite = c.extra,
+                          .max_norm = c.max_norm,
+                          .factor = factor.view(),
+                          .apply = apply.view()});
+    EXPECT_EQ(factor.as<float>()[0], c.factor);
+    EXPECT_EQ(apply.as<int32_t>()[0], c.apply);
+  }
+}
+
+TEST(Optimizer, nothing_is_written_where_apply_is_0) {
+  Queue queue = Queue::cpu(2);
+  AdamCase c(1000, DType::kBf16, DType::kBf16, DType::kBf16, DType::kF32), before = c, plain = c;
+  HostTensor apply = i32_tensor({0}), update(DType::kF32, {1000}), no_update = update;
+  const auto run_all = [&](AdamCase& on, const TensorView& flag) {
+    AdamWStep step = on.op();
+    step.apply = flag;
+    run(queue, step);
+    MuonMomentum momentum{.grad = on.grad.view(),
+                          .grad_scale = on.grad_scale.view(),
+                          .momentum = on.m.view(),
+                          .beta = 0.95f,
+                          .update = update.view(),
+                          .store_key = kKey};
+    momentum.apply = flag;
+    run(queue, momentum);
+    ApplyUpdate apply_update{.update = update.view(),
+                             .master = on.master.view(),
+                             .copy = on.copy.view(),
+                             .lr = 2e-3f,
+                             .scale = 0.7f,
+                             .weight_decay = 0.1f,
+                             .store_key = kKey};
+    apply_update.apply = flag;
+    run(queue, apply_update);
+  };
+  const auto expect_same = [](AdamCase& a, AdamCase& b) {
+    EXPECT_TRUE(a.master.same_bytes(b.master) && a.m.same_bytes(b.m) && a.v.same_bytes(b.v) &&
+                a.copy.same_bytes(b.copy));
+  };
+  run_all(c, apply.view());
+  expect_same(before, c);
+  EXPECT_TRUE(update.same_bytes(no_update));
+  apply.as<int32_t>()[0] = 1;
+  run_all(c, apply.view());
+  run_all(plain, {});
+  expect_same(plain, c);
+  EXPECT_FALSE(c.master.same_bytes(before.master));
 }
 
 TEST(MuonMomentum, follows_the_header_operation_by_operation) {
