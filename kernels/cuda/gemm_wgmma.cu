@@ -115,7 +115,7 @@ bool wgmma_takes(const Queue& queue, const GemmProblem& p) {
     case GemmMode::kGroupedM:
       return !p.a.mn_major;
     case GemmMode::kGroupedK:
-      return p.a.mn_major == p.b.mn_major && (p.a.mn_major || p.offset_multiple % 16 == 0);
+      return p.a.mn_major == p.b.mn_major && (p.a.mn_major || p.offset_multiple % 8 == 0);
   }
   return false;
 }

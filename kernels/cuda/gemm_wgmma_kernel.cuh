@@ -168,15 +168,17 @@ __device__ void produce(const Launch& p, const CUtensorMap* map_a, const CUtenso
   }
 }
 
-// Zeros for the depth that a stage holds beyond its group's end, up to the next whole step of 16: rows of
-// 128 bytes, 64 of them a chunk of 64 outer elements. Both consumer warpgroups together.
-template <int kTileN>
-__device__ void clear_depth(const Shared<kTileN>& shared, int stage, int valid) {
-  const int rows = -valid & 15;
-  const int pieces = (kTileM + kTileN) / 64 * rows * 8;
-  for (int i = threadIdx.x; i < pieces; i += kConsumerWarps * 32) {
-    const int chunk = i / (rows * 8), piece = i % (rows * 8);
-    const uint32_t to = shared.a(stage) + chunk * (64 * kTileK * 2) + valid * 128 + piece * 16;
+// Zeros for the depth that a stage holds beyond the `valid` first of its group. Both consumer warpgroups
+// together. MN-major: whole rows of 128 bytes; K-major (`valid` is a multiple of 8): pieces of 16 bytes of
+// every row, where the swizzle has put them.
+template <bool kMn, int kTileN>
+__device__ __forceinline__ void clear_depth(const Shared<kTileN>& shared, int stage, int valid) {
+  const int pieces = (kTileK - valid) * (kTileM + kTileN) / 8;
+  const int in_row = kMn ? (kTileK - valid) * 8 : kTileK / 8 - valid / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kConsumerWarps * 32) {
+    const int row = i / in_row, piece = i % in_row;  // MN-major: a row is one of 64 outer elements
+    const uint32_t to = shared.a(stage) + (kMn ? row * (64 * kTileK * 2) + valid * 128 + piece * 16
+                                               : row * 128 + (((valid / 8 + piece) ^ row % 8) << 4));
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
   }
   fence_async_shared();
@@ -195,23 +197,14 @@ __device__ __forceinline__ void multiply_tile(const Tile& tile, const Shared<kTi
   int previous = -1;
   for (int begin = 0; begin < depth; begin += kTileK) {
     barrier_wait(shared.full(ring.stage), ring.parity);
-    const int rest = depth - begin;
-    if constexpr (kRagged && kMnA) {
-      if (rest < kTileK && rest % 16 != 0) clear_depth<kTileN>(shared, ring.stage, rest);
-    }
+    // Always whole blocks: a branch among the products would make the compiler wait after each.
+    if (kRagged && depth - begin < kTileK) clear_depth<kMnA, kTileN>(shared, ring.stage, depth - begin);
     const uint64_t a = at_address(kDescA, shared.a(ring.stage) + group * (64 * kTileK * 2));
     const uint64_t b = at_address(kDescB, shared.b(ring.stage));
     wgmma_fence();
-    if (kRagged && rest < kTileK) {  // the steps that its group still has
-#pragma unroll 1
-      for (int step = 0; step * 16 < rest; ++step) {
-        wgmma<kMnA, kMnB, kTileN>(acc, a + step * kStepA, b + step * kStepB, begin | step);
-      }
-    } else {
 #pragma unroll
-      for (int step = 0; step < kTileK / 16; ++step) {
-        wgmma<kMnA, kMnB, kTileN>(acc, a + step * kStepA, b + step * kStepB, begin | step);
-      }
+    for (int step = 0; step < kTileK / 16; ++step) {
+      wgmma<kMnA, kMnB, kTileN>(acc, a + step * kStepA, b + step * kStepB, begin | step);
     }
     wgmma_commit();
     wgmma_wait<1>();  // the block before has been read

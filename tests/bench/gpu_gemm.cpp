@@ -1,6 +1,6 @@
 // The wgmma core beside cuBLASLt on one GPU: BENCH.md's rows for products.
 //   bench_gpu_gemm check     small and ragged products of every mode against cuBLASLt, element by element
-//   bench_gpu_gemm dense     ours and cuBLASLt (the best of its first candidates) in turn, medians
+//   bench_gpu_gemm dense [part of a name]    ours and cuBLASLt (the best of its first candidates) in turn, medians
 //   bench_gpu_gemm grouped   m-grouped and k-grouped products of experts (scripts/bench/torch_grouped.py
 //   times PyTorch's)
 #include <cublasLt.h>
@@ -409,7 +409,11 @@ std::vector<std::unique_ptr<Tensors>> rotation(const Case& c) {
   return sets;
 }
 
+// Only cases whose label or name contains this are timed.
+std::string g_filter;
+
 void bench_case(Queue& queue, Lt* lt, const Case& c, const char* label) {
+  if ((label + (" " + name_of(c))).find(g_filter) == std::string::npos) return;
   const auto sets = rotation(c);
   std::vector<GemmProblem> problems;
   for (const auto& t : sets) problems.push_back(problem_of(c, *t));
@@ -508,9 +512,10 @@ int bench_grouped() {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "check";
+  if (argc > 2) fp4t::g_filter = argv[2];
   if (what == "check") return fp4t::check();
   if (what == "dense") return fp4t::bench_dense();
   if (what == "grouped") return fp4t::bench_grouped();
-  std::fprintf(stderr, "usage: bench_gpu_gemm check|dense|grouped\n");
+  std::fprintf(stderr, "usage: bench_gpu_gemm check|dense|grouped [part of a case's name]\n");
   return 2;
 }
