@@ -255,7 +255,14 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+// An accumulator on its way out.
+template <bool kScaled>
+__device__ __forceinline__ float value_of(float acc, const Alpha& alpha) {
+  return kScaled ? scaled(acc, alpha) : acc;
+}
+
 // 16 rows of 64 columns of BF16 into a chunk.
+template <bool kScaled>
 __device__ __forceinline__ void stage_bf16(const float* acc, const Alpha& top, const Alpha& bottom,
                                            uint32_t chunk) {
   const int lane = threadIdx.x % 32;
@@ -264,26 +271,38 @@ __device__ __forceinline__ void stage_bf16(const float* acc, const Alpha& top, c
   for (int j = 0; j < 8; j += 2) {
     const float* x = acc + 4 * j;
     const uint32_t to = row + ((static_cast<uint32_t>(j + lane / 16) ^ (lane & 7)) << 4);
-    store_matrices(to, pack_bf16(scaled(x[0], top), scaled(x[1], top)),
-                   pack_bf16(scaled(x[2], bottom), scaled(x[3], bottom)),
-                   pack_bf16(scaled(x[4], top), scaled(x[5], top)),
-                   pack_bf16(scaled(x[6], bottom), scaled(x[7], bottom)));
+    store_matrices(to, pack_bf16(value_of<kScaled>(x[0], top), value_of<kScaled>(x[1], top)),
+                   pack_bf16(value_of<kScaled>(x[2], bottom), value_of<kScaled>(x[3], bottom)),
+                   pack_bf16(value_of<kScaled>(x[4], top), value_of<kScaled>(x[5], top)),
+                   pack_bf16(value_of<kScaled>(x[6], bottom), value_of<kScaled>(x[7], bottom)));
   }
 }
 
 // 16 rows of 32 columns of FP32 into a chunk.
+template <bool kScaled>
 __device__ __forceinline__ void stage_f32(const float* acc, const Alpha& top, const Alpha& bottom,
                                           uint32_t chunk) {
   const int lane = threadIdx.x % 32, r = lane / 4;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint32_t to = chunk + r * 128 + (((2 * j + (lane >> 1 & 1)) ^ r) << 4) + (lane & 1) * 8;
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(scaled(acc[4 * j], top)),
-                 "f"(scaled(acc[4 * j + 1], top))
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value_of<kScaled>(acc[4 * j], top)),
+                 "f"(value_of<kScaled>(acc[4 * j + 1], top))
                  : "memory");
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + 1024), "f"(scaled(acc[4 * j + 2], bottom)),
-                 "f"(scaled(acc[4 * j + 3], bottom))
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + 1024),
+                 "f"(value_of<kScaled>(acc[4 * j + 2], bottom)),
+                 "f"(value_of<kScaled>(acc[4 * j + 3], bottom))
                  : "memory");
+  }
+}
+
+template <class T, bool kScaled>
+__device__ __forceinline__ void stage(const float* acc, const Alpha& top, const Alpha& bottom,
+                                      uint32_t chunk) {
+  if constexpr (sizeof(T) == 2) {
+    stage_bf16<kScaled>(acc, top, bottom, chunk);
+  } else {
+    stage_f32<kScaled>(acc, top, bottom, chunk);
   }
 }
 
@@ -300,7 +319,8 @@ struct Rows {
   int row;     // as the map of out counts them
   int count;   // rows of these 16 that are the tile's own
   int matrix;  // of out
-  bool zero;   // nothing was summed
+  bool zero;    // nothing was summed
+  bool scaled;  // not every factor is 1
   Alpha top, bottom;
 };
 
@@ -321,10 +341,10 @@ __device__ __forceinline__ void store_rows(const Launch& p, const Tile& tile, co
     __syncwarp();
     if (rows.zero) {
       stage_zeros(chunk);
-    } else if constexpr (sizeof(T) == 2) {
-      stage_bf16(acc + c * kCols / 2, rows.top, rows.bottom, chunk);
+    } else if (rows.scaled) {
+      stage<T, true>(acc + c * kCols / 2, rows.top, rows.bottom, chunk);
     } else {
-      stage_f32(acc + c * kCols / 2, rows.top, rows.bottom, chunk);
+      stage<T, false>(acc + c * kCols / 2, rows.top, rows.bottom, chunk);
     }
     if (whole) {
       fence_async_shared();
@@ -356,7 +376,7 @@ __device__ void consume(const Launch& p, const CUtensorMap* map_out, const Share
   float acc[kTileN / 2];
   while (tiles.next(tile)) {
     multiply_tile<kMnA, kMnB, kTileN, kRagged>(tile, shared, warp / 4, ring, acc);
-    Rows rows{map_out, tile.row + warp * 16, 0, 0, false, {1, 1}, {1, 1}};
+    Rows rows{map_out, tile.row + warp * 16, 0, 0, false, false, {1, 1}, {1, 1}};
     rows.count = min(16, tile.row_end - rows.row);
     if (rows.count <= 0) continue;
     if (p.mode == GemmMode::kGroupedK) rows.matrix = tile.group;
@@ -367,6 +387,8 @@ __device__ void consume(const Launch& p, const CUtensorMap* map_out, const Share
       const int top = threadIdx.x % 32 / 4, last = rows.count - 1;
       rows.top = alpha_of(p.scales, tile.group, rows.row + min(top, last));
       rows.bottom = alpha_of(p.scales, tile.group, rows.row + min(top + 8, last));
+      const auto scales = [](const Alpha& a) { return a.first != 1.0f || a.second != 1.0f; };
+      rows.scaled = __any_sync(~0u, scales(rows.top) || scales(rows.bottom));
     }
     if (p.out_bf16) {
       store_rows<Bf16, kTileN>(p, tile, rows, chunks, staging, acc);
