@@ -1,12 +1,9 @@
 #include "engine/model/params.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "engine/plan/layout.h"
 #include "kernels/base/philox.h"
-#include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -40,25 +37,10 @@ Buffer& ParamSet::find_buffer(const std::string& name) {
 
 namespace {
 
-// Element i takes words 2 (i / 2 mod 2) and the next of draw i / 4: the cosine for even i, the sine for odd.
-float normal_element(PhiloxKey key, int64_t i) {
-  const PhiloxBits bits = site_draw(key, static_cast<uint64_t>(i / 4));
-  const int64_t w = 2 * (i / 2 % 2);
-  // In (0, 1], so the logarithm is finite.
-  const double u = (static_cast<double>(bits.word[w]) + 1.0) * 0x1p-32;
-  const double angle = 2 * std::numbers::pi * static_cast<double>(bits.word[w + 1]) * 0x1p-32;
-  const double radius = std::sqrt(-2.0 * std::log(u));
-  return static_cast<float>(radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle)));
-}
-
-void fill(Queue& queue, const TensorView& out, const std::vector<float>& values) {
-  if (out.dtype == DType::kF32) {
-    queue.copy_from_host(out.data, values.data(), out.bytes());
-    return;
-  }
-  std::vector<Bf16> rounded(values.size());
-  std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return f32_to_bf16(v); });
-  queue.copy_from_host(out.data, rounded.data(), out.bytes());
+void fill_ones(Queue& queue, const TensorView& out) {
+  FP4T_CHECK(out.dtype == DType::kF32, "norm weights are F32");
+  const std::vector<float> ones(static_cast<size_t>(out.elements()), 1.0f);
+  queue.upload(out.data, ones.data(), out.bytes());
 }
 
 }  // namespace
@@ -67,18 +49,14 @@ void ParamSet::initialise(Queue& queue, const Plan& plan) {
   const ModelSpec& model = plan.model;
   const double depth = std::sqrt(2.0 * static_cast<double>(model.layers));
   for (Param& p : params_) {
-    const int64_t n = p.master.elements();
-    std::vector<float> values(static_cast<size_t>(n), 1.0f);
-    if (p.info.role != ParamRole::kNorm) {
-      const bool scaled = p.info.residual_out && model.init.scale_residual;
-      const auto std_dev = static_cast<float>(model.init.std / (scaled ? depth : 1.0));
-      const PhiloxKey key = site_key(plan.run.seed, Purpose::kInit, 0, p.info.tensor_id, 0, 0);
-      parallel_for(queue, n, 16384, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          values[static_cast<size_t>(i)] = std_dev * normal_element(key, i);
-      });
+    if (p.info.role == ParamRole::kNorm) {
+      fill_ones(queue, p.master);
+      continue;
     }
-    fill(queue, p.master, values);
+    const bool scaled = p.info.residual_out && model.init.scale_residual;
+    run(queue, FillNormal{.key = site_key(plan.run.seed, Purpose::kInit, 0, p.info.tensor_id, 0, 0),
+                          .scale = static_cast<float>(model.init.std / (scaled ? depth : 1.0)),
+                          .out = p.master});
   }
   for (Buffer& b : buffers_) queue.fill_bytes(b.data.data, 0, b.data.bytes());
   refresh_copies(queue);

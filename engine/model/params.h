@@ -34,7 +34,7 @@ class ParamSet {
   Param& find(const std::string& name);  // throws InternalError when absent
   Buffer& find_buffer(const std::string& name);
 
-  // Normal(0, std) from Philox(seed, kInit, tensor_id, element) by Box-Muller; norms 1; buffers 0.
+  // Normal(0, std) by FillNormal with keys (seed, kInit, tensor_id); norms 1; buffers 0.
   void initialise(Queue& queue, const Plan& plan);
   // Rounds every master to its copy.
   void refresh_copies(Queue& queue);

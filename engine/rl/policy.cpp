@@ -36,25 +36,7 @@ std::vector<float> group_advantages(const std::vector<float>& rewards, int64_t s
 
 TokenObjective grpo_token(float log_prob, float old_log_prob, float reference_log_prob, float advantage,
                           const ObjectiveSpec& spec) {
-  constexpr double kLimit = 20.0;  // exp(20) is far beyond any clip and far from overflow
-  const double now = static_cast<double>(log_prob);
-  const double a = static_cast<double>(advantage);
-  const double ratio = std::exp(std::clamp(now - static_cast<double>(old_log_prob), -kLimit, kLimit));
-  const double clipped_ratio = std::clamp(ratio, 1 - spec.clip_low, 1 + spec.clip_high);
-  TokenObjective out{};
-  // min(r A, clip(r) A): where the clipped branch is the smaller one, the gradient is zero.
-  out.clipped = clipped_ratio * a < ratio * a;
-  double loss = -std::min(ratio * a, clipped_ratio * a);
-  double slope = out.clipped ? 0.0 : -ratio * a;
-  if (spec.kl > 0) {
-    const double d = std::clamp(static_cast<double>(reference_log_prob) - now, -kLimit, kLimit);
-    const bool inside = std::abs(static_cast<double>(reference_log_prob) - now) <= kLimit;
-    loss += spec.kl * (std::exp(d) - d - 1);
-    if (inside) slope += spec.kl * (1 - std::exp(d));
-  }
-  out.loss = static_cast<float>(loss);
-  out.d_log_prob = static_cast<float>(slope);
-  return out;
+  return policy_token(log_prob, old_log_prob, reference_log_prob, advantage, policy_clip(spec));
 }
 
 std::vector<std::vector<int64_t>> mini_batches(const Rollout& rollout, const ObjectiveSpec& spec,

@@ -7,6 +7,7 @@
 
 #include "engine/recipe/recipe.h"
 #include "engine/tokens/rollout.h"
+#include "kernels/formats/policy.h"
 
 namespace fp4t {
 
@@ -15,14 +16,8 @@ namespace fp4t {
 std::vector<float> group_advantages(const std::vector<float>& rewards, int64_t samples_per_prompt,
                                     bool normalise_std);
 
-struct TokenObjective {
-  float loss;        // contribution before averaging
-  float d_log_prob;  // derivative of the loss with respect to the current log-probability
-  bool clipped;
-};
-
-// One token of GRPO: -min(r A, clip(r, 1 - low, 1 + high) A) + kl * k3, r = exp(now - old),
-// k3 = exp(ref - now) - (ref - now) - 1, with log-ratios limited to +-20 so that no exp overflows.
+// The clipped objective with an ObjectiveSpec's limits, kernels/formats/policy.h; one token of it.
+inline PolicyClip policy_clip(const ObjectiveSpec& spec) { return {spec.clip_low, spec.clip_high, spec.kl}; }
 TokenObjective grpo_token(float log_prob, float old_log_prob, float reference_log_prob, float advantage,
                           const ObjectiveSpec& spec);
 

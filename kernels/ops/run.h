@@ -11,7 +11,9 @@
 #include "kernels/ops/moe.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optimizer.h"
+#include "kernels/ops/policy.h"
 #include "kernels/ops/quantize.h"
+#include "kernels/ops/random.h"
 #include "kernels/ops/sample.h"
 
 namespace fp4t {
