@@ -37,6 +37,9 @@ __device__ __forceinline__ void store_shared16(uint32_t shared, const uint32_t (
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared8(uint32_t shared, uint2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(x.x), "r"(x.y) : "memory");
+}
 __device__ __forceinline__ uint32_t load_shared4(uint32_t shared) {
   uint32_t x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
@@ -46,6 +49,12 @@ __device__ __forceinline__ uint2 load_shared8(uint32_t shared) {
   uint2 x;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
   return x;
+}
+__device__ __forceinline__ void load_shared16(uint32_t shared, uint32_t (&x)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.

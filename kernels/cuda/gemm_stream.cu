@@ -18,19 +18,28 @@ StreamArgs args_of(const Queue& queue, const GemmProblem& p) {
   return args;
 }
 
+template <class Weights, int kMaxTiles>
+void launch_tiles(const Context& context, const StreamArgs& args, int64_t blocks, int bytes) {
+  FP4T_CUDA(cudaFuncSetAttribute(gemm_stream<Weights, kMaxTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 bytes));
+  gemm_stream<Weights, kMaxTiles>
+      <<<static_cast<unsigned>(blocks), kStreamThreads, static_cast<size_t>(bytes), context.stream>>>(args);
+  check_launch("gemm");
+}
+
 template <class Weights>
 void launch(Queue& queue, StreamArgs args) {
   const Context& context = context_of(queue);
   const int64_t blocks = args.grid.blocks();
   if (blocks == 0) return;
   FP4T_CHECK(blocks < int64_t{1} << 31, blocks, " tiles");
-  const int stage = StreamKernel<Weights>::stage_bytes(args.tile_rows);
+  const int stage = stream_stage_bytes<Weights>(args.tile_rows);
   args.stages = stream_stages(blocks, stage, context.sm_count, context.shared_bytes_per_block);
-  const int bytes = args.stages * stage;
-  FP4T_CUDA(cudaFuncSetAttribute(gemm_stream<Weights>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  gemm_stream<Weights>
-      <<<static_cast<unsigned>(blocks), kStreamThreads, static_cast<size_t>(bytes), context.stream>>>(args);
-  check_launch("gemm");
+  if (args.tile_rows == 16) {
+    launch_tiles<Weights, 2>(context, args, blocks, args.stages * stage);
+  } else {
+    launch_tiles<Weights, 8>(context, args, blocks, args.stages * stage);
+  }
 }
 
 }  // namespace

@@ -77,6 +77,7 @@ struct StreamBf16 {
   static constexpr int kRowBytes = kDepth * 2;
   static constexpr int kWeightBytes = kStreamCols * kRowBytes;
   static constexpr float kScaleBack = 1.0f;
+  static constexpr int kAhead = 0;
 
   static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ (row & 7)) * 16));
@@ -86,6 +87,7 @@ struct StreamBf16 {
   struct Scales {
     __device__ __forceinline__ Scales(const StreamArgs&, int64_t, int) {}
     __device__ __forceinline__ void copy(uint32_t) {}
+    __device__ __forceinline__ void prepare(uint32_t) {}
   };
 
   // Rows [16 warp, 16 warp + 16) of the weights, step by step.
@@ -127,10 +129,12 @@ struct StreamBf16 {
 struct StreamNvfp4 {
   static constexpr int kDepth = 128;
   static constexpr int kRowBytes = kDepth / 2;
-  static constexpr int kCodeBytes = kStreamCols * kRowBytes;
-  static constexpr int kWeightBytes = kCodeBytes + kStreamCols * kDepth / 16;
+  static constexpr int kFactors = kStreamCols * kRowBytes;             // block scales as BF16, 16 bytes a row
+  static constexpr int kScales = kFactors + kStreamCols * kDepth / 8;  // as they come, eight a row
+  static constexpr int kWeightBytes = kScales + kStreamCols * kDepth / 16;
   // Fragments hold values times 2^-7: codes are placed times 2^-126, scales times 2^119.
   static constexpr float kScaleBack = 128.0f;
+  static constexpr int kAhead = 1;  // stages that must have landed beyond the one in hand
 
   static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ ((row >> 1) & 3)) * 16));
@@ -139,21 +143,40 @@ struct StreamNvfp4 {
     return static_cast<uint32_t>(row * kDepth * 2 + ((chunk ^ ((row & 3) << 1)) * 16));
   }
 
-  // Eight block scales of one row a thread.
+  // Four block scales of one row a thread, which also turns them into factors, a stage ahead.
   struct Scales {
     const uint8_t* next;
     bool there;
     __device__ __forceinline__ Scales(const StreamArgs& args, int64_t stored_row, int rows) {
-      const int thread = static_cast<int>(threadIdx.x);
-      there = thread < rows && thread < kStreamCols;
-      next =
-          args.block_scales + ((stored_row + (there ? thread : 0)) >> args.outer_shift) * (args.grid.k / 16);
+      static_assert(kStreamThreads == 2 * kStreamCols);
+      const int row = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+      there = row < rows;
+      const int64_t scale_row = (stored_row + (there ? row : 0)) >> args.outer_shift;
+      next = args.block_scales + scale_row * (args.grid.k / 16) + half * 4;
     }
-    __device__ __forceinline__ void copy(uint32_t shared) {
-      if (there) cp_async8(shared + kCodeBytes + threadIdx.x * 8, next, 8);
+    __device__ __forceinline__ void copy(uint32_t stage) {
+      if (there) cp_async4(stage + kScales + threadIdx.x * 4, next, 4);
       next += kDepth / 16;
     }
+    __device__ __forceinline__ void prepare(uint32_t stage) {
+      const uint32_t raw = load_shared4(stage + kScales + threadIdx.x * 4);
+      const uint32_t low = __byte_perm(raw, 0, 0x4140), high = __byte_perm(raw, 0, 0x4342);
+      uint2 out = make_uint2(factor_pair(low), factor_pair(high));
+      if (((raw & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u) != 0)
+        out = {with_nan(low, out.x), with_nan(high, out.y)};
+      store_shared8(stage + kFactors + threadIdx.x * 8, out);
+    }
   };
+
+  // Two E4M3 scales, in the low bytes of both halves, times 2^119. Exponent and mantissa placed as in
+  // place_e2m1 are the magnitude times 2^-120.
+  static __device__ __forceinline__ uint32_t factor_pair(uint32_t scales) {
+    return mul_bf16x2(mul_bf16x2((scales & 0x007F007Fu) << 4, 0x7B807B80u), 0x7B007B00u) |
+           (scales & 0x00800080u) << 8;
+  }
+  static __device__ uint32_t with_nan(uint32_t scales, uint32_t factors) {
+    return factors | (((scales & 0x007F007Fu) + 0x00010001u) >> 7 & 0x00010001u) * 0x7FC0u;
+  }
 
   // Of two steps each.
   static __device__ __forceinline__ StreamPlaces weight_places(int warp) {
@@ -178,22 +201,17 @@ struct StreamNvfp4 {
 
   struct Stage {
     StreamPlaces codes;
-    uint2 low, high;  // eight block scales of rows g and g + 8 of the warp's sixteen
+    uint32_t low[4], high[4];  // factors of rows g and g + 8 of the warp's sixteen, steps in pairs
     __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int warp)
         : codes(places.from(shared)) {
       const int row = 16 * warp + static_cast<int>(threadIdx.x) % 32 / 4;
-      low = load_shared8(shared + static_cast<uint32_t>(kCodeBytes + row * 8));
-      high = load_shared8(shared + static_cast<uint32_t>(kCodeBytes + (row + 8) * 8));
+      load_shared16(shared + static_cast<uint32_t>(kFactors + row * 16), low);
+      load_shared16(shared + static_cast<uint32_t>(kFactors + (row + 8) * 16), high);
     }
   };
 
-  // E4M3 scales of both rows as BF16 pairs, times 2^119: exponent and mantissa placed as in place_e2m1 are
-  // the scale times 2^-120. Scales are neither negative nor NaN (NUMERICS.md section 1.2).
-  static __device__ __forceinline__ uint32_t factors(const Stage& s, int step) {
-    const uint32_t a = step < 4 ? s.low.x : s.low.y, b = step < 4 ? s.high.x : s.high.y;
-    const uint32_t byte = static_cast<uint32_t>(step % 4);
-    const uint32_t both = __byte_perm(a, b, byte * 0x11u | (byte + 4) * 0x1100u);
-    return mul_bf16x2(mul_bf16x2((both << 4) & 0x07F007F0u, 0x7B807B80u), 0x7B007B00u);  // 2^120, 2^119
+  static __device__ __forceinline__ uint32_t factor(const uint32_t (&pairs)[4], int step) {
+    return step % 2 == 0 ? twice_low(pairs[step / 2]) : twice_high(pairs[step / 2]);
   }
 
   // Four codes of one row: those at bits 12 and 28, and at bits 8 and 24.
@@ -207,9 +225,8 @@ struct StreamNvfp4 {
     const uint32_t at = s.codes.at[step / 2] + static_cast<uint32_t>(step % 2 * 8);
     // A product, since the units that shift are the busy ones.
     const uint32_t up = threadIdx.x % 2 == 0 ? 256 : 1;
-    const uint32_t factor = factors(s, step);
-    place(load_shared4(at) * up, twice_low(factor), &f[0], &f[2]);
-    place(load_shared4(at + 8 * kRowBytes) * up, twice_high(factor), &f[1], &f[3]);
+    place(load_shared4(at) * up, factor(s.low, step), &f[0], &f[2]);
+    place(load_shared4(at + 8 * kRowBytes) * up, factor(s.high, step), &f[1], &f[3]);
   }
   template <bool kTwo>
   static __device__ __forceinline__ void act_fragments(const StreamPlaces& acts, int tile, int step,
@@ -224,23 +241,27 @@ struct StreamNvfp4 {
   }
 };
 
+// Until this thread's copies of the next stage, and of kAhead more, have landed.
+template <int kAhead>
 __device__ __forceinline__ void wait_for_stage(int stages) {
   if (stages == 4) {
-    cp_async_wait<2>();
+    cp_async_wait<2 - kAhead>();
   } else if (stages == 8) {
-    cp_async_wait<6>();
+    cp_async_wait<6 - kAhead>();
   } else {
-    cp_async_wait<14>();
+    cp_async_wait<14 - kAhead>();
   }
 }
 
 template <class Weights>
+__host__ __device__ inline int stream_stage_bytes(int tile_rows) {
+  return Weights::kWeightBytes + tile_rows * Weights::kDepth * 2;
+}
+
+// kMaxTiles of eight rows: few take fewer registers, so that more blocks share a multiprocessor.
+template <class Weights, int kMaxTiles>
 struct StreamKernel {
   static constexpr int kSteps = Weights::kDepth / 16;
-
-  static __host__ __device__ int stage_bytes(int tile_rows) {
-    return Weights::kWeightBytes + tile_rows * Weights::kDepth * 2;
-  }
 
   // Sums kTiles of eight rows and stores them.
   template <int kTiles>
@@ -266,7 +287,7 @@ struct StreamKernel {
     };
     const StreamPlaces weight_places = Weights::weight_places(warp), act_places = Weights::act_places();
 
-    const auto bytes = static_cast<uint32_t>(stage_bytes(args.tile_rows));
+    const auto bytes = static_cast<uint32_t>(stream_stage_bytes<Weights>(args.tile_rows));
     const uint32_t end = shared + static_cast<uint32_t>(args.stages) * bytes;
     const int count = static_cast<int>(args.grid.k / Weights::kDepth);
     int to_load = count;
@@ -276,11 +297,15 @@ struct StreamKernel {
     }
     float acc[kTiles][4] = {};
     uint32_t stage = shared, free_stage = end - bytes;
+    wait_for_stage<0>(args.stages);
+    scales.prepare(stage);
     for (int i = 0; i < count; ++i, --to_load) {
-      wait_for_stage(args.stages);
+      const uint32_t next_stage = stage + bytes == end ? shared : stage + bytes;
+      wait_for_stage<Weights::kAhead>(args.stages);
       __syncthreads();
       if (to_load > 0) load(free_stage);
       cp_async_commit();
+      if (i + 1 < count) scales.prepare(next_stage);
       const typename Weights::Stage held(weight_places, stage, warp);
       const StreamPlaces acts_held = act_places.from(stage + Weights::kWeightBytes);
 #pragma unroll
@@ -296,7 +321,7 @@ struct StreamKernel {
         }
       }
       free_stage = stage;
-      stage = stage + bytes == end ? shared : stage + bytes;
+      stage = next_stage;
     }
     store<kTiles>(args, tile, warp, acc);
   }
@@ -328,22 +353,20 @@ struct StreamKernel {
     if (!locate(args.grid, blockIdx.x, args.tile_rows, kStreamCols, &tile)) return;
     const int64_t left = tile.row_end - tile.row;
     const int rows = left < args.tile_rows ? static_cast<int>(left) : args.tile_rows;
-    if (rows <= 8) {
-      sum<1>(args, shared, tile, rows);
-    } else if (rows <= 16) {
-      sum<2>(args, shared, tile, rows);
-    } else if (rows <= 32) {
-      sum<4>(args, shared, tile, rows);
-    } else {
-      sum<8>(args, shared, tile, rows);
+    if (rows <= 8) return sum<1>(args, shared, tile, rows);
+    if (rows <= 16) return sum<2>(args, shared, tile, rows);
+    if constexpr (kMaxTiles > 2) {
+      if (rows <= 32) return sum<4>(args, shared, tile, rows);
+      return sum<8>(args, shared, tile, rows);
     }
   }
 };
 
-template <class Weights>
-__global__ void __launch_bounds__(kStreamThreads) gemm_stream(const __grid_constant__ StreamArgs args) {
+template <class Weights, int kMaxTiles>
+__global__ void __launch_bounds__(kStreamThreads, kMaxTiles > 2 ? 5 : 6)
+    gemm_stream(const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(128) unsigned char shared[];
-  StreamKernel<Weights>::run(args, shared_address(shared));
+  StreamKernel<Weights, kMaxTiles>::run(args, shared_address(shared));
 }
 
 }  // namespace fp4t::cuda

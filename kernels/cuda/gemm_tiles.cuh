@@ -35,48 +35,58 @@ struct GemmTile {
 };
 
 // Group and first row of the tile with this number among all groups' tiles; false beyond the last. Every
-// warp finds it by itself.
-__device__ inline bool locate_rows(const GemmGrid& grid, int64_t number, int tile_m, GemmTile* tile) {
+// warp finds it by itself: a lane counts the tiles of neighbouring groups, the lane that owns the tile walks
+// them again.
+__device__ inline bool locate_rows(const GemmGrid& grid, int number, int tile_m, GemmTile* tile) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  int64_t before = 0;  // tiles of the groups already passed
-  for (int base = 0; base < grid.groups; base += 32) {
-    const int g = base + lane;
-    const int64_t begin = g < grid.groups ? grid.offsets[g] : 0;
-    const int64_t end = g < grid.groups ? grid.offsets[g + 1] : 0;
-    const int tiles = static_cast<int>((end - begin + tile_m - 1) / tile_m);
-    int sum = tiles;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
-      if (lane >= step) sum += other;
-    }
-    const int total = __shfl_sync(0xFFFFFFFFu, sum, 31);
-    if (number < before + total) {
-      const unsigned past = __ballot_sync(0xFFFFFFFFu, before + sum <= number);
-      const int owner = __popc(past);
-      tile->group = base + owner;
-      const int64_t first = before + __shfl_sync(0xFFFFFFFFu, sum - tiles, owner);
-      tile->row = __shfl_sync(0xFFFFFFFFu, begin, owner) + (number - first) * tile_m;
-      tile->row_end = __shfl_sync(0xFFFFFFFFu, end, owner);
-      return true;
-    }
-    before += total;
+  const int each = (grid.groups + 31) / 32;
+  const int first = lane * each < grid.groups ? lane * each : grid.groups;
+  const int last = first + each < grid.groups ? first + each : grid.groups;
+  int tiles = 0, begin = grid.offsets[first];
+#pragma unroll 4
+  for (int g = first; g < last; ++g) {
+    const int end = grid.offsets[g + 1];
+    tiles += (end - begin + tile_m - 1) / tile_m;
+    begin = end;
   }
-  return false;
+  int sum = tiles;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+    if (lane >= step) sum += other;
+  }
+  const int owner = __popc(__ballot_sync(0xFFFFFFFFu, sum <= number));
+  if (owner == 32) return false;
+  int group = first, row = 0, end = 0;
+  if (lane == owner) {
+    int left = number - (sum - tiles);
+    for (;; ++group) {
+      row = grid.offsets[group];
+      end = grid.offsets[group + 1];
+      const int here = (end - row + tile_m - 1) / tile_m;
+      if (left < here) break;
+      left -= here;
+    }
+    row += left * tile_m;
+  }
+  tile->group = __shfl_sync(0xFFFFFFFFu, group, owner);
+  tile->row = __shfl_sync(0xFFFFFFFFu, row, owner);
+  tile->row_end = __shfl_sync(0xFFFFFFFFu, end, owner);
+  return true;
 }
 
 // Rows of tiles advance together over the columns, kPanel at a time, so that what is in flight at once
 // reads few rows of either operand.
-__device__ inline bool locate(const GemmGrid& grid, int64_t block, int tile_m, int tile_n, GemmTile* tile) {
-  constexpr int64_t kPanel = 8;
-  const int64_t per_matrix = grid.tiles_m * grid.tiles_n;
-  const int64_t matrix = block / per_matrix, place = block % per_matrix;
-  const int64_t panel = place / (kPanel * grid.tiles_n);
-  const int64_t height = grid.tiles_m - panel * kPanel < kPanel ? grid.tiles_m - panel * kPanel : kPanel;
-  const int64_t inside = place - panel * kPanel * grid.tiles_n;
-  const int64_t tile_row = panel * kPanel + inside % height;
-  *tile = {0, tile_row * tile_m, grid.m, inside / height * tile_n, 0, grid.k};
-  if (grid.mode == GemmMode::kGroupedM) return locate_rows(grid, tile_row, tile_m, tile);
+__device__ inline bool locate(const GemmGrid& grid, unsigned block, int tile_m, int tile_n, GemmTile* tile) {
+  constexpr unsigned kPanel = 8;
+  // Grids have less than 2^31 blocks, so none of these overflows.
+  const auto tiles_m = static_cast<unsigned>(grid.tiles_m), tiles_n = static_cast<unsigned>(grid.tiles_n);
+  const unsigned matrix = block / (tiles_m * tiles_n), place = block % (tiles_m * tiles_n);
+  const unsigned panel = place / (kPanel * tiles_n), inside = place % (kPanel * tiles_n);
+  const unsigned height = tiles_m - panel * kPanel < kPanel ? tiles_m - panel * kPanel : kPanel;
+  const unsigned tile_row = panel * kPanel + inside % height;
+  *tile = {0, int64_t{tile_row} * tile_m, grid.m, int64_t{inside / height} * tile_n, 0, grid.k};
+  if (grid.mode == GemmMode::kGroupedM) return locate_rows(grid, static_cast<int>(tile_row), tile_m, tile);
   if (grid.mode == GemmMode::kGroupedK) {
     tile->group = matrix;
     tile->k_begin = grid.offsets[matrix];
