@@ -1,8 +1,8 @@
 // The wgmma core beside cuBLASLt on one GPU: BENCH.md's rows for products.
-//   bench_gpu_gemm check     small and ragged products of every mode against cuBLASLt, element by element
-//   bench_gpu_gemm dense [part of a name]    ours and cuBLASLt (the best of its first candidates) in turn, medians
-//   bench_gpu_gemm grouped   m-grouped and k-grouped products of experts (scripts/bench/torch_grouped.py
-//   times PyTorch's)
+//   bench_gpu_gemm check    small and ragged products of every mode against cuBLASLt, element by element
+//   bench_gpu_gemm dense    ours and cuBLASLt (the best of its first candidates) in turn, medians
+//   bench_gpu_gemm grouped  products of experts; scripts/bench/torch_grouped.py times PyTorch's
+// A second argument picks cases by a part of their names.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
@@ -225,6 +225,9 @@ std::string name_of(const Case& c) {
                         c.accumulate ? " +=" : "", c.offsets.empty() ? "" : detail::concat(" G", c.groups()));
 }
 
+// Only cases whose label or name contains this are run.
+std::string g_filter;
+
 // Check ----------------------------------------------------------------------------------------------
 
 std::vector<float> floats_of(const Bytes& from, DType dtype, int64_t count) {
@@ -359,7 +362,9 @@ int check() {
   Queue queue = Queue::cuda(0);
   Lt lt;
   bool good = true;
-  for (const Case& c : check_cases()) good &= check_case(queue, lt, c);
+  for (const Case& c : check_cases()) {
+    if (name_of(c).find(g_filter) != std::string::npos) good &= check_case(queue, lt, c);
+  }
   good &= check_invariance(queue);
   std::printf(good ? "all right\n" : "FAILED\n");
   return good ? 0 : 1;
@@ -408,9 +413,6 @@ std::vector<std::unique_ptr<Tensors>> rotation(const Case& c) {
   }
   return sets;
 }
-
-// Only cases whose label or name contains this are timed.
-std::string g_filter;
 
 void bench_case(Queue& queue, Lt* lt, const Case& c, const char* label) {
   if ((label + (" " + name_of(c))).find(g_filter) == std::string::npos) return;
