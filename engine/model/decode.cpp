@@ -42,7 +42,7 @@ KvCacheView Transformer::Impl::cache_of(int64_t layer, Format format) const {
 
 TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
   check_rows(pass, rows);
-  kept.reset();
+  forget();
   enter(Phase::kDecode);
   const int64_t bucket = recorded_rows(pass, rows);
   if (bucket > 0) return decode_recorded(pass, rows, bucket);
@@ -74,7 +74,7 @@ TensorView Transformer::Impl::enqueue_decode(const Pass& pass, int64_t count, in
                          .token_of = token_blocks.logit_rows.rows(0, num_logits),
                          .out = h.gathered});
   final_norm(h.gathered, h.final_in, h.final_rstd);
-  head->forward(call, h.final_in, {}, {}, h.logits);
+  head->linear().forward(call, h.final_in, {}, {}, h.logits);
   return h.logits;
 }
 
@@ -127,7 +127,7 @@ void Transformer::Impl::prepare_weights(const Call& call) {
   for (Block& block : blocks) {
     for (Linear* l : block.linears()) l->prepare_forward(call);
   }
-  head->prepare_forward(call);
+  head->linear().prepare_forward(call);
 }
 
 TensorView Transformer::Impl::decode_recorded(const Pass& pass, DecodeRows rows, int64_t bucket) {

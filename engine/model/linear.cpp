@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/base/numeric.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -12,6 +13,34 @@ int stats_row(GemmRole gemm, OperandRole operand) {
       gemm == GemmRole::kWgrad ? operand == OperandRole::kAct : operand == OperandRole::kWeight;
   return static_cast<int>(gemm) * 2 + (second ? 1 : 0);
 }
+
+namespace {
+
+// Rows [begin, begin + count) of an operand whose rows are not cut into groups.
+QuantView rows_of(const QuantView& v, int64_t begin, int64_t count) {
+  const int64_t outer = outer_padding(v.spec);
+  FP4T_CHECK(v.group_axis == GroupAxis::kRows && v.groups == 1 && begin % outer == 0, "rows from ", begin);
+  QuantView out = v;
+  out.rows = count;
+  out.padded_rows = align_up(count, outer);
+  out.codes = v.codes.rows(begin, out.padded_rows);
+  out.block_scales = v.block_scales.rows(begin / outer, out.padded_rows / outer);
+  const bool by_row = v.spec.format == Format::kNvfp4 && v.spec.scale_scope == ScaleScope::kRow;
+  if (by_row) out.tensor_scale = v.tensor_scale.rows(begin, count);
+  return out;
+}
+
+Operand rows_of(const Operand& operand, int64_t begin, int64_t count) {
+  Operand out = operand;
+  if (operand.codes.empty()) {
+    out.values = operand.values.rows(begin, count);
+  } else {
+    out.codes = rows_of(operand.codes, begin, count);
+  }
+  return out;
+}
+
+}  // namespace
 
 Linear::Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena,
                const TensorView& stats)
@@ -192,12 +221,24 @@ Operand Linear::weight(const Call& call, ScratchScope& scope, const OperandForm&
 
 // Products -------------------------------------------------------------------------------------------
 
+Linear::Fprop Linear::fprop(const Call& call, ScratchScope& scope, const TensorView& x,
+                            const TensorView& offsets, const QuantView& keep) {
+  const Operand act =
+      activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets, keep);
+  return {act, weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight))};
+}
+
+void Linear::forward_rows(const Call& call, const Fprop& operands, int64_t begin, const TensorView& out) {
+  FP4T_CHECK(site_.groups == 0, param_.info.name, ": rows of experts have no range");
+  const Operand a = rows_of(operands.act, begin, out.dim(0));
+  run(call.queue, Gemm{.a = a, .b = operands.weight, .out = out, .accumulate = false});
+  note(call.queue, GemmRole::kFprop, a, operands.weight);
+}
+
 void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets, const QuantView& keep,
                      const TensorView& out) {
   ScratchScope scope(call.scratch);
-  const Operand a =
-      activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets, keep);
-  const Operand b = weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight));
+  const auto [a, b] = fprop(call, scope, x, offsets, keep);
   if (site_.groups > 0) {
     run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = out});
   } else {

@@ -26,6 +26,15 @@ class Linear {
   void forward(const Call& call, const TensorView& x, const TensorView& offsets, const QuantView& keep,
                const TensorView& out);
 
+  // Operands of fprop for products over ranges of rows of one x: a scale domain is all of x.
+  struct Fprop {
+    Operand act, weight;
+  };
+  Fprop fprop(const Call& call, ScratchScope& scope, const TensorView& x, const TensorView& offsets,
+              const QuantView& keep);
+  // out [rows, out] from the rows of x that begin at `begin`; not of experts.
+  void forward_rows(const Call& call, const Fprop& operands, int64_t begin, const TensorView& out);
+
   // dx [rows, in] = dy W, and W's gradient += dy^T x. x is forward's input, `kept` what it kept.
   void backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
                 const TensorView& offsets, const TensorView& dx);

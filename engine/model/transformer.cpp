@@ -42,7 +42,7 @@ void Transformer::Impl::enter(Phase next) {
   }
   step_arena.rewind(phases_mark);
   if (next == Phase::kTrain) {
-    logits = take_logits(dims, plan.max_tokens, ArenaTake{step_arena});
+    logits = take_logits(plan, dims, ArenaTake{step_arena});
   } else {
     caches.clear();
     for (int64_t l = 0; l < dims.layers; ++l) {
@@ -51,6 +51,11 @@ void Transformer::Impl::enter(Phase next) {
   }
   phase = next;
   calls_mark = step_arena.used_bytes();
+}
+
+void Transformer::Impl::forget() {
+  kept.reset();
+  head->end();
 }
 
 void Transformer::Impl::build_blocks() {
@@ -86,7 +91,7 @@ void Transformer::Impl::build_blocks() {
         linears.shared_down = std::move(linear);
         break;
       default:
-        head = std::move(linear);
+        head = std::make_unique<Head>(plan, std::move(linear));
         break;
     }
     if (is_head || sites[i + 1].layer == site.layer) continue;
@@ -166,11 +171,11 @@ void Transformer::Impl::final_norm(const TensorView& x, const TensorView& out, c
 
 // Forward, backward ----------------------------------------------------------------------------------
 
-TensorView Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
+void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   check_batch(pass, batch);
   const int64_t tokens = batch.size();
   const Keep keep = pass.backward ? keep_for_backward(plan.parallel) : Keep::kNothing;
-  kept.reset();
+  forget();
   enter(Phase::kTrain);
   Kept k{take_batch_acts(plan, dims, {pass.forward, pass.backward}, tokens, keep, ArenaTake{step_arena}),
          tokens, keep};
@@ -185,15 +190,23 @@ TensorView Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch)
     blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
   }
   final_norm(k.acts.stream.back(), k.acts.final_in, k.acts.final_rstd);
-  const TensorView out = logits.logits.rows(0, tokens);
-  head->forward(call, k.acts.final_in, {}, {}, out);
-  if (pass.backward) kept = std::move(k);
-  return out;
+  head->begin(k.acts.final_in, token_blocks, logits);
+  kept = std::move(k);
 }
 
-void Transformer::Impl::backward(const Pass& pass, const TokenBatch& batch, const TensorView& dlogits) {
-  FP4T_CHECK(kept.has_value(), "backward without a forward that kept its activations");
-  FP4T_CHECK_EQ(batch.size(), kept->tokens, "backward of another batch");
+void Transformer::Impl::score(const Pass& pass, const Scoring& scoring) {
+  FP4T_CHECK(kept.has_value(), "scores without a forward");
+  head->score(make_call(pass, kept->tokens, true), scoring);
+}
+
+TensorView Transformer::Impl::logits_of_batch(const Pass& pass) {
+  FP4T_CHECK(kept.has_value(), "logits without a forward");
+  return head->logits(make_call(pass, kept->tokens, false));
+}
+
+void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float lse_slope) {
+  FP4T_CHECK(kept.has_value() && kept->keep != Keep::kNothing,
+             "backward without a forward that kept its activations");
   FP4T_CHECK(pass.forward && pass.backward, "backward without tables");
   BatchActs& acts = kept->acts;
   const Call call = make_call(pass, kept->tokens, true);
@@ -201,7 +214,7 @@ void Transformer::Impl::backward(const Pass& pass, const TokenBatch& batch, cons
   ScratchScope scope(scratch);
   const StreamScratch s = take_stream_scratch(dims, kept->tokens, ArenaTake{scratch});
 
-  head->backward(call, acts.final_in, {}, dlogits, {}, s.dnorm);
+  head->backward(call, scoring, lse_slope, s.dnorm);
   run(queue, NormBackward{.x = acts.stream.back(),
                           .weight = final_weight->master,
                           .rstd = acts.final_rstd,
@@ -219,7 +232,7 @@ void Transformer::Impl::backward(const Pass& pass, const TokenBatch& batch, cons
   run(queue, EmbedBackward{.dout = s.dstream,
                            .tokens = token_blocks.tokens.rows(0, kept->tokens),
                            .dtable = embedding->gradient});
-  kept.reset();  // gate and up were overwritten
+  forget();  // gate and up were overwritten
 }
 
 // Interface ------------------------------------------------------------------------------------------
@@ -233,22 +246,18 @@ const Plan& Transformer::plan() const { return impl_->plan; }
 Queue& Transformer::queue() { return impl_->queue; }
 Arena& Transformer::run_arena() { return impl_->run_arena; }
 
-TensorView Transformer::forward(const Pass& pass, const TokenBatch& batch) {
-  return impl_->forward(pass, batch);
+void Transformer::forward(const Pass& pass, const TokenBatch& batch) { impl_->forward(pass, batch); }
+void Transformer::score(const Pass& pass, const Scoring& scoring) { impl_->score(pass, scoring); }
+void Transformer::backward(const Pass& pass, const Scoring& scoring, float lse_slope) {
+  impl_->backward(pass, scoring, lse_slope);
 }
-void Transformer::backward(const Pass& pass, const TokenBatch& batch, TensorView dlogits) {
-  impl_->backward(pass, batch, dlogits);
-}
+TensorView Transformer::logits(const Pass& pass) { return impl_->logits_of_batch(pass); }
 TensorView Transformer::decode(const Pass& pass, const DecodeRows& rows) { return impl_->decode(pass, rows); }
-
-TensorView Transformer::dlogits_buffer(int64_t num_tokens) {
-  return impl_->logits.dlogits.rows(0, num_tokens);
-}
 
 Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
   const TokenBlocks& b = impl_->token_blocks;
-  return {b.targets.rows(0, num_tokens), b.log_prob.rows(0, num_tokens),   b.lse.rows(0, num_tokens),
-          b.entropy.rows(0, num_tokens), b.d_log_prob.rows(0, num_tokens), b.d_lse.rows(0, num_tokens)};
+  return {b.targets.rows(0, num_tokens), b.log_prob.rows(0, num_tokens), b.lse.rows(0, num_tokens),
+          b.entropy.rows(0, num_tokens), b.d_log_prob.rows(0, num_tokens)};
 }
 
 Transformer::SampleBuffers Transformer::sample_buffers(int64_t rows) {
@@ -262,7 +271,7 @@ void Transformer::weights_changed() {
   for (Block& block : impl_->blocks) {
     for (Linear* l : block.linears()) l->weights_changed();
   }
-  impl_->head->weights_changed();
+  impl_->head->linear().weights_changed();
 }
 
 void Transformer::zero_gradients() {
@@ -272,7 +281,7 @@ void Transformer::zero_gradients() {
   for (Block& block : impl_->blocks) {
     for (Linear* l : block.linears()) l->gradient_zeroed();
   }
-  impl_->head->gradient_zeroed();
+  impl_->head->linear().gradient_zeroed();
 }
 
 void Transformer::update_expert_bias(const std::vector<std::vector<int64_t>>& load) {
@@ -304,7 +313,7 @@ std::vector<std::string> Transformer::kernels_used() const {
   for (const Block& block : impl_->blocks) {
     for (const Linear* l : block.linears()) l->append_kernels(lines);
   }
-  impl_->head->append_kernels(lines);
+  impl_->head->linear().append_kernels(lines);
   return lines;
 }
 

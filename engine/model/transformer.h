@@ -66,6 +66,13 @@ class RouterDownload {
   size_t experts_ = 1;
 };
 
+// The distribution whose log-probabilities are scored (kernels/ops/loss.h).
+struct Scoring {
+  float temperature = 1.0f;
+  float top_p = 1.0f;
+  bool entropy = false;  // besides
+};
+
 class Transformer {
  public:
   // Allocates the run, step and scratch arenas as the plan priced them; parameters are initialised. Tests
@@ -79,20 +86,27 @@ class Transformer {
   // The arena of run lifetime, for the optimizer's state and a reference policy's weights.
   Arena& run_arena();
 
-  // Logits [T, V] F32 of a packed batch, valid until the next call. Keeps what backward needs when
-  // pass.backward is set.
-  TensorView forward(const Pass& pass, const TokenBatch& batch);
+  // Runs a packed batch up to its last norm. Keeps what backward needs when pass.backward is set.
+  void forward(const Pass& pass, const TokenBatch& batch);
 
-  // Continues the last forward: dlogits act [T, V] to gradients, added to the parameters' buffers. The
-  // auxiliary and z losses of the router join with the plan's coefficients times pass.token_weight.
-  void backward(const Pass& pass, const TokenBatch& batch, TensorView dlogits);
+  // Continues the last forward: log-probabilities of its targets, into the token buffers.
+  void score(const Pass& pass, const Scoring& scoring);
 
-  // A view for dlogits in the step arena, act [T, V].
-  TensorView dlogits_buffer(int64_t num_tokens);
-  // Per-token F32 buffers in the step arena: log_prob, lse, entropy, d_log_prob, d_lse; [T] each.
+  // Continues the last forward, scored or not: gradients, added to the parameters' buffers, of the sum over
+  // tokens of d_log_prob[t] * log_prob[t] + lse_slope * lse[t]^2 / 2, d_log_prob from the token buffers. The
+  // auxiliary and z losses of the router join with the plan's coefficients times pass.token_weight. The token
+  // buffers hold log_prob and lse afterwards.
+  void backward(const Pass& pass, const Scoring& scoring, float lse_slope = 0.0f);
+
+  // Logits [T, V] F32 of the last forward, valid until the next call: for comparisons, where T is at most
+  // plan().head_chunk.
+  TensorView logits(const Pass& pass);
+
+  // Per-token buffers in the step arena, [T] each.
   struct TokenBuffers {
-    TensorView targets;  // I32 [T], filled by forward from the batch
-    TensorView log_prob, lse, entropy, d_log_prob, d_lse;
+    TensorView targets;                 // I32, filled by forward from the batch
+    TensorView log_prob, lse, entropy;  // F32, filled by score
+    TensorView d_log_prob;              // F32, for backward
   };
   TokenBuffers token_buffers(int64_t num_tokens);
 

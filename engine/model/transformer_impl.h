@@ -9,6 +9,7 @@
 
 #include "engine/model/block.h"
 #include "engine/model/call.h"
+#include "engine/model/head.h"
 #include "engine/model/monitors.h"
 #include "engine/model/transformer.h"
 
@@ -17,8 +18,10 @@ namespace fp4t {
 struct Transformer::Impl {
   Impl(Queue& queue_in, const Plan& plan_in, Poison poison);
 
-  TensorView forward(const Pass& pass, const TokenBatch& batch);
-  void backward(const Pass& pass, const TokenBatch& batch, const TensorView& dlogits);
+  void forward(const Pass& pass, const TokenBatch& batch);
+  void score(const Pass& pass, const Scoring& scoring);
+  void backward(const Pass& pass, const Scoring& scoring, float lse_slope);
+  TensorView logits_of_batch(const Pass& pass);
   TensorView decode(const Pass& pass, const DecodeRows& rows);
 
   // What a decode call enqueues once its inputs are on the device; returns the logits.
@@ -32,6 +35,7 @@ struct Transformer::Impl {
 
   void build_blocks();
   void enter(Phase next);
+  void forget();
   Call make_call(const Pass& pass, int64_t tokens, bool counting);
   void upload_rows(const DecodeRows& rows);
   void upload(const std::vector<int32_t>& values, const TensorView& block);
@@ -50,7 +54,7 @@ struct Transformer::Impl {
   StateBlocks state;
   Monitors monitors;
   std::vector<Block> blocks;
-  std::unique_ptr<Linear> head;
+  std::unique_ptr<Head> head;
   Param *embedding, *final_weight;
 
   TokenBlocks token_blocks;
@@ -61,7 +65,7 @@ struct Transformer::Impl {
   Phase phase = Phase::kNone;
   int64_t phases_mark = 0, calls_mark = 0;
 
-  // The forward that a backward may continue.
+  // The last forward, that others may continue.
   struct Kept {
     BatchActs acts;
     int64_t tokens;

@@ -249,6 +249,23 @@ int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_
   return bytes;
 }
 
+bool head_gradient_is_whole(const Plan& plan) {
+  const auto plain = [&](const TablePair& tables, GemmRole gemm, OperandRole operand) {
+    const GemmSite site = site_of(dims_of(plan), plan.model.layers, Module::kHead);
+    const OperandForm form = operand_form(gemm, operand, tables.forward->cell(site.layer, site.module),
+                                          &tables.backward->cell(site.layer, site.module));
+    return !form.spec.quantised() && !form.from_forward;
+  };
+  for (const TablePair& tables : table_pairs(plan)) {
+    if (!tables.backward) continue;
+    for (const GemmRole gemm : {GemmRole::kDgrad, GemmRole::kWgrad}) {
+      const OperandRole other = gemm == GemmRole::kDgrad ? OperandRole::kWeight : OperandRole::kAct;
+      if (!plain(tables, gemm, OperandRole::kGrad) || !plain(tables, gemm, other)) return true;
+    }
+  }
+  return false;
+}
+
 int64_t token_block_rows(const Plan& plan) {
   return std::max<int64_t>({plan.max_tokens, plan.max_decode_tokens, plan.max_cache_slots, 1});
 }

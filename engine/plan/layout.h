@@ -4,6 +4,7 @@
 // Shape legend: T tokens of a call, R = T * top_k rows of the permuted order, D hidden, E experts.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -238,14 +239,24 @@ TokenBlocks take_token_blocks(int64_t rows, Take&& take) {
   return b;
 }
 
+// Whether the gradients of a whole micro-batch's logits must be there at once (never in FP32): the operands
+// of the head's backward products that are made from codes have the micro-batch as their scale domain.
+bool head_gradient_is_whole(const Plan& plan);
+
+// A chunk of tokens.
 struct LogitBlocks {
-  TensorView logits, dlogits;
+  TensorView logits;   // F32 [chunk, V]
+  TensorView dlogits;  // act [chunk, V], or of the whole micro-batch; FP32 takes the place of the logits
 };
 template <class Take>
-LogitBlocks take_logits(const ModelDims& d, int64_t tokens, Take&& take) {
+LogitBlocks take_logits(const Plan& plan, const ModelDims& d, Take&& take) {
+  const int64_t chunk = std::min(plan.head_chunk, plan.max_tokens);
+  const bool whole = head_gradient_is_whole(plan);
   LogitBlocks b;
-  b.logits = take("logits", DType::kF32, {tokens, d.vocabulary});
-  b.dlogits = take("logits", d.act, {tokens, d.vocabulary});
+  b.logits = take("logits", DType::kF32, {chunk, d.vocabulary});
+  b.dlogits = !whole && d.act == DType::kF32
+                  ? b.logits
+                  : take("logits", d.act, {whole ? plan.max_tokens : chunk, d.vocabulary});
   return b;
 }
 

@@ -95,7 +95,7 @@ StepPrice price_step(const Plan& plan, const ModelDims& dims) {
   take_token_blocks(token_block_rows(plan), s.common);
   for (const TablePair& tables : table_pairs(plan)) {
     Pricer train;
-    take_logits(dims, plan.max_tokens, train);
+    take_logits(plan, dims, train);
     take_batch_acts(plan, dims, tables, plan.max_tokens, keep_for_backward(plan.parallel), train);
     if (train.total() > s.train.total()) s.train = train;
   }

@@ -124,6 +124,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
     problems.general(e.what());
   }
   problems.throw_if_any();
+  plan.head_chunk = head_chunk(plan.model.vocabulary);
   finish_parameters(plan);
   plan.flops_per_token = model_flops_per_token(plan);
   plan.recipe_yaml = print_recipe(recipe);

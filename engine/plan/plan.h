@@ -47,6 +47,7 @@ struct Plan {
   MemoryPlan memory;
   DType act = DType::kBf16;       // of tensors between ops: BF16, F32 under the fp32 format
   int64_t max_tokens = 0;         // rows of the largest forward-backward
+  int64_t head_chunk = 0;         // tokens that the head takes at a time (engine/plan/sizes.h)
   int64_t max_decode_tokens = 0;  // rows of the largest prefill or decode call
   int64_t max_cache_slots = 0;    // sequences decoded together
   int64_t max_cache_length = 0;   // positions a sequence, prompt included

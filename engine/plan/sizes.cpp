@@ -122,6 +122,11 @@ void size_plan(Plan& plan, ProblemList& problems) {
       std::max({needs.slots, needs.prompt, std::min(needs.slots * needs.prompt, plan.max_tokens)});
 }
 
+int64_t head_chunk(int64_t vocabulary) {
+  constexpr int64_t kBytes = int64_t{1} << 30, kRows = 256;  // whole tiles of every product
+  return std::max<int64_t>(kBytes / (vocabulary * 4) / kRows, 1) * kRows;
+}
+
 bool accumulates(const Plan& plan) {
   for (const StagePlan& stage : plan.stages) {
     if (stage.accumulation > 1) return true;

@@ -15,6 +15,11 @@ int64_t longest_prompt(const TaskSpec& task);
 // Fills the max_* fields of the plan and the accumulation of its stages.
 void size_plan(Plan& plan, ProblemList& problems);
 
+// Tokens that the head takes at a time: as many as keep their FP32 logits within a GiB, where the gradient of
+// the head's weights, read and written once a chunk, costs little beside the products. A function of the
+// vocabulary alone, since it decides the order of that gradient's sum.
+int64_t head_chunk(int64_t vocabulary);
+
 // Whether some update sums several micro-batches, so that gradients need FP32 (DESIGN.md section 4).
 bool accumulates(const Plan& plan);
 

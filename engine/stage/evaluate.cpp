@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include "engine/rl/sampler.h"
-#include "kernels/ops/run.h"
 
 namespace fp4t {
 
@@ -12,15 +11,9 @@ namespace {
 // Sum of -log p and number of the trained tokens of a batch.
 std::pair<double, int64_t> batch_loss(Run& run, const TokenBatch& batch) {
   const Pass pass = run.pass_for_evaluation();
-  const TensorView logits = run.model.forward(pass, batch);
+  run.model.forward(pass, batch);
+  run.model.score(pass, Scoring{});
   const auto buffers = run.model.token_buffers(batch.size());
-  fp4t::run(run.queue, LogProbForward{.logits = logits,
-                                      .targets = buffers.targets,
-                                      .temperature = 1.0f,
-                                      .top_p = 1.0f,
-                                      .log_prob = buffers.log_prob,
-                                      .lse = buffers.lse,
-                                      .entropy = {}});
   const auto log_prob = run.queue.download(buffers.log_prob.data, buffers.log_prob.bytes()).values<float>();
   double loss = 0;
   int64_t tokens = 0;

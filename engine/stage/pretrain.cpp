@@ -5,7 +5,6 @@
 
 #include "engine/stage/context.h"
 #include "engine/stage/evaluate.h"
-#include "kernels/ops/run.h"
 
 namespace fp4t {
 
@@ -35,41 +34,13 @@ std::vector<TokenBatch> next_batches(const Corpus& corpus, const BatchSpec& spec
 
 // Forward and backward of one micro-batch; returns its log-probabilities, on their way to the host.
 Download train_micro_batch(Run& run, const PretrainSpec& spec, const Pass& pass, const TokenBatch& batch) {
-  Queue& q = run.queue;
-  const TensorView logits = run.model.forward(pass, batch);
+  run.model.forward(pass, batch);
   const auto b = run.model.token_buffers(batch.size());
-  fp4t::run(q, LogProbForward{.logits = logits,
-                              .targets = b.targets,
-                              .temperature = 1.0f,
-                              .top_p = 1.0f,
-                              .log_prob = b.log_prob,
-                              .lse = b.lse,
-                              .entropy = {}});
-  Download log_prob = q.download(b.log_prob.data, b.log_prob.bytes());
   const auto weight = static_cast<float>(pass.token_weight);
   const std::vector<float> d_log_prob(static_cast<size_t>(batch.size()), -weight);
-  q.upload(b.d_log_prob.data, d_log_prob.data(), b.d_log_prob.bytes());
-  const bool z = spec.z_loss > 0;
-  if (z) {
-    fp4t::run(q, LinearCombination{.a = static_cast<float>(2 * spec.z_loss * pass.token_weight),
-                                   .x = b.lse,
-                                   .b = 0.0f,
-                                   .y = {},
-                                   .out = b.d_lse});
-  }
-  const TensorView dlogits = run.model.dlogits_buffer(batch.size());
-  fp4t::run(q, LogProbBackward{.logits = logits,
-                               .targets = b.targets,
-                               .temperature = 1.0f,
-                               .top_p = 1.0f,
-                               .lse = b.lse,
-                               .entropy = {},
-                               .d_log_prob = b.d_log_prob,
-                               .d_lse = z ? b.d_lse : TensorView{},
-                               .d_entropy = {},
-                               .dlogits = dlogits});
-  run.model.backward(pass, batch, dlogits);
-  return log_prob;
+  run.queue.upload(b.d_log_prob.data, d_log_prob.data(), b.d_log_prob.bytes());
+  run.model.backward(pass, Scoring{}, static_cast<float>(2 * spec.z_loss * pass.token_weight));
+  return run.queue.download(b.log_prob.data, b.log_prob.bytes());
 }
 
 // Sum of the token losses of a micro-batch.

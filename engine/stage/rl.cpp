@@ -12,7 +12,6 @@
 #include "engine/stage/context.h"
 #include "engine/stage/evaluate.h"
 #include "engine/stage/rl_metrics.h"
-#include "kernels/ops/run.h"
 
 namespace fp4t {
 
@@ -59,17 +58,17 @@ std::vector<ScoredBatch> micro_batches(const Rollout& rollout, const std::vector
   return batches;
 }
 
-// The log-probability op on the logits of the last forward; log-probabilities come back to the host.
-std::vector<float> score(Run& run, const RlSpec& spec, const TensorView& logits, const TokenBatch& batch,
+// The distribution that completions are drawn from.
+Scoring scoring_of(const RlSpec& spec, bool entropy) {
+  return {static_cast<float>(spec.sampling.temperature), static_cast<float>(spec.sampling.top_p), entropy};
+}
+
+// Forward and scores; log-probabilities come back to the host.
+std::vector<float> score(Run& run, const RlSpec& spec, const Pass& pass, const TokenBatch& batch,
                          std::vector<float>* entropy) {
+  run.model.forward(pass, batch);
+  run.model.score(pass, scoring_of(spec, entropy != nullptr));
   const auto b = run.model.token_buffers(batch.size());
-  fp4t::run(run.queue, LogProbForward{.logits = logits,
-                                      .targets = b.targets,
-                                      .temperature = static_cast<float>(spec.sampling.temperature),
-                                      .top_p = static_cast<float>(spec.sampling.top_p),
-                                      .log_prob = b.log_prob,
-                                      .lse = b.lse,
-                                      .entropy = entropy ? b.entropy : TensorView{}});
   Download log_prob = run.queue.download(b.log_prob.data, b.log_prob.bytes());
   if (entropy) *entropy = run.queue.download(b.entropy.data, b.entropy.bytes()).values<float>();
   return log_prob.values<float>();
@@ -88,8 +87,7 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
     pass.measure_error = monitor && first && run.measures_errors();
     first = false;
     std::vector<float> entropy;
-    const std::vector<float> log_prob =
-        score(run, spec, run.model.forward(pass, m.batch), m.batch, monitor ? &entropy : nullptr);
+    const std::vector<float> log_prob = score(run, spec, pass, m.batch, monitor ? &entropy : nullptr);
     for (size_t c = 0; c < m.completions.size(); ++c) {
       const auto i = static_cast<size_t>(m.completions[c]);
       const auto begin = log_prob.begin() + m.first_row[c];
@@ -209,8 +207,7 @@ void train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m, const
   Pass pass = run.pass_for_training();
   pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
   pass.token_weight = 1.0 / normaliser.tokens;
-  const TensorView logits = run.model.forward(pass, m.batch);
-  const std::vector<float> log_prob = score(run, spec, logits, m.batch, nullptr);
+  const std::vector<float> log_prob = score(run, spec, pass, m.batch, nullptr);
   std::vector<float> slope(log_prob.size(), 0.0f);
   double loss = 0;
   for (size_t c = 0; c < m.completions.size(); ++c) {
@@ -231,18 +228,7 @@ void train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m, const
   run.add("loss", loss);
   const auto b = run.model.token_buffers(m.batch.size());
   run.queue.upload(b.d_log_prob.data, slope.data(), b.d_log_prob.bytes());
-  const TensorView dlogits = run.model.dlogits_buffer(m.batch.size());
-  fp4t::run(run.queue, LogProbBackward{.logits = logits,
-                                       .targets = b.targets,
-                                       .temperature = static_cast<float>(spec.sampling.temperature),
-                                       .top_p = static_cast<float>(spec.sampling.top_p),
-                                       .lse = b.lse,
-                                       .entropy = {},
-                                       .d_log_prob = b.d_log_prob,
-                                       .d_lse = {},
-                                       .d_entropy = {},
-                                       .dlogits = dlogits});
-  run.model.backward(pass, m.batch, dlogits);
+  run.model.backward(pass, scoring_of(spec, false));
   run.begin_router_sums();
 }
 

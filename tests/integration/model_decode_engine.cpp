@@ -38,6 +38,11 @@ std::vector<std::vector<uint8_t>> logits_of(const TensorView& logits) {
   return rows;
 }
 
+std::vector<std::vector<uint8_t>> forward_logits(TestModel& m, const TokenBatch& batch) {
+  m.model.forward(m.training_pass(), batch);
+  return logits_of(m.model.logits(m.training_pass()));
+}
+
 void add_row(Rows& rows, const TokenBatch& batch, size_t token, int32_t slot) {
   rows.logit_rows.push_back(static_cast<int32_t>(rows.tokens.size()));
   rows.tokens.push_back(batch.tokens[token]);
@@ -61,7 +66,7 @@ std::vector<std::vector<uint8_t>> decode_all(TestModel& m, const TokenBatch& bat
 TEST_P(Decode, logits_equal_the_training_forward_bit_for_bit) {
   TestModel m(plan());
   const TokenBatch batch = random_batch({17, 1, 30, 9}, tiny_model().vocabulary, 21);
-  const auto expected = logits_of(m.model.forward(m.training_pass(), batch));
+  const auto expected = forward_logits(m, batch);
 
   // Token by token of all documents together; then prompts of 6 at once and the rest one by one, each
   // document alone, last document first.
@@ -97,8 +102,8 @@ TEST_P(Decode, a_document_does_not_see_its_neighbours) {
   const TokenBatch one = random_batch({14, 20}, tiny_model().vocabulary, 24);
   TokenBatch two = random_batch({14, 20, 3}, tiny_model().vocabulary, 25);
   std::copy(one.tokens.begin() + 14, one.tokens.end(), two.tokens.begin() + 14);
-  const auto first = logits_of(m.model.forward(m.training_pass(), one));
-  const auto second = logits_of(m.model.forward(m.training_pass(), two));
+  const auto first = forward_logits(m, one);
+  const auto second = forward_logits(m, two);
   EXPECT_NE(first[0], second[0]);
   for (size_t t = 14; t < 34; ++t) EXPECT_EQ(first[t], second[t]) << "token " << t;
 }

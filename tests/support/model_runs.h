@@ -70,16 +70,9 @@ inline int64_t trained_tokens(const TokenBatch& b) {
   return std::count_if(b.targets.begin(), b.targets.end(), [](int32_t t) { return t >= 0; });
 }
 
-// Mean cross-entropy alone, from logits.
-inline double cross_entropy(TestModel& m, const TensorView& logits, const TokenBatch& batch, double weight) {
+// Mean cross-entropy alone, of a batch that was scored.
+inline double cross_entropy(TestModel& m, const TokenBatch& batch, double weight) {
   const auto buffers = m.model.token_buffers(batch.size());
-  run(m.queue, LogProbForward{.logits = logits,
-                              .targets = buffers.targets,
-                              .temperature = 1.0f,
-                              .top_p = 1.0f,
-                              .log_prob = buffers.log_prob,
-                              .lse = buffers.lse,
-                              .entropy = {}});
   double sum = 0;
   for (int64_t t = 0; t < batch.size(); ++t) {
     sum -= static_cast<double>(buffers.log_prob.as<float>()[t]);
@@ -96,7 +89,9 @@ inline LossAndLoad total_loss(TestModel& m, Pass pass, const TokenBatch& batch, 
   pass.count_load = true;
   pass.token_weight = weight;
   m.model.take_router_sums();
-  const double ce = cross_entropy(m, m.model.forward(pass, batch), batch, weight);
+  m.model.forward(pass, batch);
+  m.model.score(pass, {});
+  const double ce = cross_entropy(m, batch, weight);
   const RouterSums sums = m.model.take_router_sums();
   const BalanceSpec& balance = m.plan.model.moe.balance;
   return {ce + weight * (balance.z_loss * sums.z + balance.aux_loss * sums.aux), sums.load};
@@ -105,25 +100,13 @@ inline LossAndLoad total_loss(TestModel& m, Pass pass, const TokenBatch& batch, 
 // One micro-batch: forward, loss, backward; gradients are added to the buffers.
 inline double forward_backward(TestModel& m, Pass pass, const TokenBatch& batch, double weight) {
   pass.token_weight = weight;
-  const TensorView logits = m.model.forward(pass, batch);
-  const double loss = cross_entropy(m, logits, batch, weight);
+  m.model.forward(pass, batch);
   const auto buffers = m.model.token_buffers(batch.size());
   for (int64_t t = 0; t < batch.size(); ++t) {
     buffers.d_log_prob.as<float>()[t] = static_cast<float>(-weight);
   }
-  const TensorView dlogits = m.model.dlogits_buffer(batch.size());
-  run(m.queue, LogProbBackward{.logits = logits,
-                               .targets = buffers.targets,
-                               .temperature = 1.0f,
-                               .top_p = 1.0f,
-                               .lse = buffers.lse,
-                               .entropy = {},
-                               .d_log_prob = buffers.d_log_prob,
-                               .d_lse = {},
-                               .d_entropy = {},
-                               .dlogits = dlogits});
-  m.model.backward(pass, batch, dlogits);
-  return loss;
+  m.model.backward(pass, {});
+  return cross_entropy(m, batch, weight);
 }
 
 inline std::vector<uint8_t> bytes_of(const TensorView& v) {

@@ -52,6 +52,7 @@ inline TestCells fp32_cells() {
 
 struct TestSizes {
   int64_t max_tokens = 96, max_decode_tokens = 96, max_cache_slots = 96, max_cache_length = 64;
+  int64_t head_chunk = 1024;
 };
 
 inline ForwardTable uniform_forward(const ModelSpec& model, const ForwardCell& cell, const TestCells& cells) {
@@ -78,6 +79,7 @@ inline Plan make_plan_by_hand(const ModelSpec& model, const TestCells& cells, co
   plan.parameters = parameter_list(model, plan.dtypes);
   plan.buffers = buffer_list(model);
   plan.max_tokens = sizes.max_tokens;
+  plan.head_chunk = sizes.head_chunk;
   plan.max_decode_tokens = sizes.max_decode_tokens;
   plan.max_cache_slots = sizes.max_cache_slots;
   plan.max_cache_length = sizes.max_cache_length;
