@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kWarpWidth = 32 * kVector;
 constexpr int kMaxWarps = 32;     // of one row
 constexpr int kFewThreads = 256;  // narrow rows share a block of up to this many
-constexpr int kStages = 3;
+constexpr int kStages = 4;
 
 template <class T>
 struct Args {
@@ -25,16 +25,6 @@ struct Args {
   int64_t rows, width, chunk;
   int warps;
 };
-
-__device__ __forceinline__ void fetch(uint4* shared, const Bf16* p) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
-}
-__device__ __forceinline__ void fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void fetch_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 // What one thread has of the weights and their gradient, and its way through the rows of a chunk: each
 // step takes kRows rows for every group of warps in the block.

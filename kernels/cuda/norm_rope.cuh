@@ -79,6 +79,81 @@ __device__ __forceinline__ Pair load_weight_pair(const float* weight, int64_t ha
   return p;
 }
 
+// The way of a warp through the heads of its tokens, which are every eighth of a range: of each token the
+// query heads, the key heads and, unless left out, the value heads, 32 / lanes at a time.
+enum class HeadKind { kQuery, kKey, kValue };
+
+struct HeadWalk {
+  static constexpr int kWarps = 8;
+
+  struct Place {
+    int64_t token;
+    int block;  // of heads
+  };
+
+  __device__ HeadWalk(int query_heads, int key_heads, int half_dim, int lanes, bool with_values,
+                      int64_t first_token, int64_t end_token)
+      : heads(query_heads),
+        kv_heads(key_heads),
+        half(half_dim),
+        per_block(32 / lanes),
+        group(static_cast<int>(threadIdx.x) % 32 / lanes),
+        column(static_cast<int>(threadIdx.x) % lanes * kVector),
+        query_blocks((query_heads + per_block - 1) / per_block),
+        key_blocks((key_heads + per_block - 1) / per_block),
+        blocks(query_blocks + key_blocks * (with_values ? 2 : 1)),
+        first(first_token + static_cast<int>(threadIdx.x) / 32),
+        end(end_token) {}
+
+  __device__ Place begin() const { return {first, 0}; }
+  __device__ int64_t steps() const { return first < end ? (end - first + kWarps - 1) / kWarps * blocks : 0; }
+  __device__ void advance(Place& p) const {
+    if (++p.block < blocks) return;
+    p.block = 0;
+    p.token += kWarps;
+  }
+  __device__ HeadKind kind(const Place& p) const {
+    if (p.block < query_blocks) return HeadKind::kQuery;
+    return p.block < query_blocks + key_blocks ? HeadKind::kKey : HeadKind::kValue;
+  }
+  // This lane's head, counted over all kinds; negative where it has none.
+  __device__ int head(const Place& p) const {
+    if (p.token >= end || column >= half) return -1;
+    int h = p.block * per_block + group;
+    if (p.block < query_blocks) return h < heads ? h : -1;
+    h -= query_blocks * per_block;
+    if (p.block < query_blocks + key_blocks) return h < kv_heads ? heads + h : -1;
+    h -= key_blocks * per_block;
+    return h < kv_heads ? heads + kv_heads + h : -1;
+  }
+
+  int heads, kv_heads, half, per_block, group, column, query_blocks, key_blocks, blocks;
+  int64_t first, end;
+};
+
+// The angles of one token after another, the next position loaded ahead.
+struct Angles {
+  __device__ Angles(const HeadWalk& walk, const int32_t* all_positions)
+      : positions(all_positions), next(walk.first < walk.end ? all_positions[walk.first] : 0) {}
+
+  // False where the position is outside the table.
+  __device__ bool begin(const HeadWalk& walk, int64_t token, const float* cos_table, const float* sin_table,
+                        int64_t max_position) {
+    position = next;
+    if (token + HeadWalk::kWarps < walk.end) next = positions[token + HeadWalk::kWarps];
+    if (position < 0 || position >= max_position) return false;
+    if (walk.column < walk.half) {
+      load_vector(cos_table + int64_t{position} * walk.half + walk.column, cos);
+      load_vector(sin_table + int64_t{position} * walk.half + walk.column, sin);
+    }
+    return true;
+  }
+
+  const int32_t* positions;
+  int32_t next, position = 0;
+  float cos[kVector] = {}, sin[kVector] = {};
+};
+
 // n / d and the remainder; 64-bit division is slow and seldom needed.
 __device__ __forceinline__ int64_t divide(int64_t n, int d, int& remainder) {
   if (n <= int64_t{0xFFFFFFFFu}) {

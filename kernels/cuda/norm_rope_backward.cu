@@ -1,5 +1,5 @@
-// A block has a chunk of tokens: first all its query heads, then all key heads, because a group of lanes
-// sums the gradient of one weight in registers. The next head is loaded while this one is worked on.
+// A block has a chunk of tokens, a warp every eighth of them; its lanes sum the gradients of their part of
+// both weights in registers and fetch their part of the next heads into shared memory while they work.
 #include "kernels/cuda/norm_rope.cuh"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/run.h"
@@ -9,7 +9,9 @@ namespace fp4t::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = HeadWalk::kWarps;
+constexpr int kStages = 4;
+constexpr int kVectorsPerStage = 4;  // of a thread: both halves of dout and of x
 
 template <class T>
 struct Args {
@@ -27,15 +29,6 @@ struct Args {
   __device__ bool is_good(int32_t position) const { return position >= 0 && position < max_position; }
 };
 
-// The head that a group works on, and the one that it loads.
-struct Item {
-  int64_t token;
-  int head;
-  int32_t position;
-  float rstd;
-  RawPair x, g;
-};
-
 // dx of the pair (rstd (g - xhat mean)) in g, given the head's mean.
 __device__ __forceinline__ void finish(Pair& g, const Pair& xhat, float rstd, float mean) {
 #pragma unroll
@@ -45,135 +38,164 @@ __device__ __forceinline__ void finish(Pair& g, const Pair& xhat, float rstd, fl
   }
 }
 
-// Heads [begin, begin + count) of every token of the block's chunk.
-struct Heads {
-  __device__ Heads(const Args<Bf16>& args, int begin_head, int count_of_heads, const float* its_weight)
+struct Chunk {
+  // `shared` holds the stages, then both weights.
+  __device__ Chunk(const Args<Bf16>& args, uint4* shared)
       : a(args),
-        begin(begin_head),
-        count(count_of_heads),
-        lane(static_cast<int>(threadIdx.x) % args.lanes),
-        groups(kThreads / args.lanes),
-        mine(lane * kVector < args.half),
-        first(int64_t{blockIdx.x} * args.chunk),
-        last(min(args.tokens, first + args.chunk)) {
-    if (its_weight && mine) weight = load_weight_pair(its_weight + lane * kVector, args.half);
+        walk(args.heads, args.kv_heads, args.half, args.lanes, args.dqkv != args.dout,
+             int64_t{blockIdx.x} * args.chunk, min(args.tokens, (int64_t{blockIdx.x} + 1) * args.chunk)),
+        angles(walk, args.positions),
+        slots(shared + threadIdx.x),
+        weights(reinterpret_cast<float*>(shared + kStages * kVectorsPerStage * kThreads)) {}
+
+  __device__ void load_weights() {
+    const int dim = 2 * a.half;
+    for (int d = static_cast<int>(threadIdx.x); d < 2 * dim; d += kThreads) {
+      weights[d] = d < dim ? a.q_weight[d] : a.k_weight[d - dim];
+    }
+    __syncthreads();
   }
 
-  __device__ int64_t at(const Item& i) const {
-    return i.token * a.width + int64_t{begin + i.head} * 2 * a.half + lane * kVector;
+  __device__ int64_t at(const HeadWalk::Place& p, int head) const {
+    return p.token * a.width + int64_t{head} * 2 * a.half + walk.column;
   }
-  __device__ void load(Item& i) const {
-    if (i.token >= last) return;
-    i.position = a.positions[i.token];
-    if (a.q_weight) i.rstd = a.rstd[i.token * a.rotated() + begin + i.head];
-    if (!mine) return;
-    i.g = load_raw_pair(a.dout + at(i), a.half);
-    if (a.q_weight) i.x = load_raw_pair(a.qkv + at(i), a.half);
+  __device__ uint4* slot(int stage, int vector) const {
+    return slots + (stage * kVectorsPerStage + vector) * kThreads;
   }
-  __device__ void advance(Item& i) const {
-    i.token += groups / count;
-    i.head += groups % count;
-    if (i.head >= count) i.head -= count, ++i.token;
+  __device__ RawPair raw(int stage, int vector) const {
+    return {*slot(stage, vector), *slot(stage, vector + 1)};
   }
 
-  __device__ void work(const Item& i) {
-    bool active = mine && i.token < last;
-    if (active && !a.is_good(i.position)) {
-      report(a.sink, FaultKind::kIndex, i.token, i.position);
-      active = false;
+  __device__ void fetch_heads(const HeadWalk::Place& p, int stage) const {
+    if (const int head = walk.head(p); head >= 0) {
+      const int64_t i = at(p, head);
+      fetch(slot(stage, 0), a.dout + i);
+      fetch(slot(stage, 1), a.dout + i + a.half);
+      if (a.q_weight && head < a.rotated()) {
+        fetch(slot(stage, 2), a.qkv + i);
+        fetch(slot(stage, 3), a.qkv + i + a.half);
+      }
+    }
+    fetch_commit();
+  }
+  __device__ float load_rstd(const HeadWalk::Place& p) const {
+    const int head = walk.head(p);
+    return a.q_weight && head >= 0 && head < a.rotated() ? a.rstd[p.token * a.rotated() + head] : 0.0f;
+  }
+
+  __device__ void begin_token(int64_t token) {
+    good = angles.begin(walk, token, a.cos, a.sin, a.max_position);
+    if (!good && threadIdx.x % 32 == 0) report(a.sink, FaultKind::kIndex, token, angles.position);
+  }
+
+  __device__ void work(const HeadWalk::Place& p, int stage, float rstd) {
+    const HeadKind kind = walk.kind(p);
+    const int head = walk.head(p);
+    const bool valid = good && head >= 0;
+    if (kind == HeadKind::kValue) {
+      if (valid) store_raw_pair(raw(stage, 0), a.dqkv + at(p, head), a.half);
+      return;
     }
     Pair g = {}, xhat = {};
-    if (active) {
-      float cos[kVector], sin[kVector];
-      const int64_t angle = int64_t{i.position} * a.half + lane * kVector;
-      load_vector(a.cos + angle, cos);
-      load_vector(a.sin + angle, sin);
-      g = decode_pair(i.g);
-      rotate_back(g, cos, sin);
-      if (a.q_weight) {
-        xhat = decode_pair(i.x);
-        scale_pair(xhat, i.rstd);
-      }
+    if (valid) {
+      g = decode_pair(raw(stage, 0));
+      rotate_back(g, angles.cos, angles.sin);
     }
     if (a.q_weight) {
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        dweight.a[k] = __fmaf_rn(g.a[k], xhat.a[k], dweight.a[k]);
-        dweight.b[k] = __fmaf_rn(g.b[k], xhat.b[k], dweight.b[k]);
+      if (valid) {
+        xhat = decode_pair(raw(stage, 2));
+        scale_pair(xhat, rstd);
+        if (kind == HeadKind::kQuery) {  // not a reference to one of the two: they are registers
+          accumulate(dq, g, xhat);
+        } else {
+          accumulate(dk, g, xhat);
+        }
+        const float* weight = weights + (kind == HeadKind::kQuery ? 0 : 2 * a.half);
+        multiply_pair(g, load_weight_pair(weight + walk.column, a.half));
       }
-      multiply_pair(g, weight);
       Dot dot;
       add_pair(dot, g, xhat);
-      finish(g, xhat, i.rstd, head_sum(dot.sum(), a.lanes) / static_cast<float>(2 * a.half));
+      finish(g, xhat, rstd, head_sum(dot.sum(), a.lanes) / static_cast<float>(2 * a.half));
     }
-    if (active) store_raw_pair(encode_pair(g), a.dqkv + at(i), a.half);
+    if (valid) store_raw_pair(encode_pair(g), a.dqkv + at(p, head), a.half);
+  }
+
+  __device__ static void accumulate(Pair& sum, const Pair& g, const Pair& xhat) {
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      sum.a[k] = __fmaf_rn(g.a[k], xhat.a[k], sum.a[k]);
+      sum.b[k] = __fmaf_rn(g.b[k], xhat.b[k], sum.b[k]);
+    }
   }
 
   __device__ void run() {
-    const int group = static_cast<int>(threadIdx.x) / a.lanes;
-    Item next = {first + group / count, group % count, 0, 0.0f, {}, {}};
-    load(next);
-    const int64_t steps = ((last - first) * count + groups - 1) / groups;  // the same for the whole block
+    HeadWalk::Place fetched = walk.begin(), now = fetched;
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) {
+      fetch_heads(fetched, s);
+      walk.advance(fetched);
+    }
+    float next_rstd = load_rstd(now);
+    const int64_t steps = walk.steps();
     for (int64_t s = 0; s < steps; ++s) {
-      const Item now = next;
-      advance(next);
-      load(next);
-      work(now);
+      const int stage = static_cast<int>(s % kStages);
+      fetch_heads(fetched, (stage + kStages - 1) % kStages);
+      walk.advance(fetched);
+      if (now.block == 0) begin_token(now.token);
+      const HeadWalk::Place here = now;
+      walk.advance(now);
+      const float rstd = next_rstd;
+      next_rstd = load_rstd(now);
+      fetch_wait<kStages - 1>();
+      work(here, stage, rstd);
     }
   }
 
-  // Over the block's groups: within each warp, then warp after warp.
-  __device__ void store_dweight(float* shared, float* partial) {
+  // The block's sums of one weight: within each warp over its heads, then warp after warp.
+  __device__ void store_dweight(Pair& sum, float* shared, float* partial) const {
     const int dim = 2 * a.half, warp = static_cast<int>(threadIdx.x) / 32;
     for (int step = a.lanes; step < 32; step *= 2) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        dweight.a[k] += __shfl_xor_sync(0xFFFFFFFFu, dweight.a[k], step);
-        dweight.b[k] += __shfl_xor_sync(0xFFFFFFFFu, dweight.b[k], step);
+        sum.a[k] += __shfl_xor_sync(0xFFFFFFFFu, sum.a[k], step);
+        sum.b[k] += __shfl_xor_sync(0xFFFFFFFFu, sum.b[k], step);
       }
     }
     __syncthreads();
-    if (mine && threadIdx.x % 32 < static_cast<unsigned>(a.lanes)) {
-      store_vector(dweight.a, shared + warp * dim + lane * kVector);
-      store_vector(dweight.b, shared + warp * dim + a.half + lane * kVector);
+    if (walk.column < a.half && walk.group == 0) {
+      store_vector(sum.a, shared + warp * dim + walk.column);
+      store_vector(sum.b, shared + warp * dim + a.half + walk.column);
     }
     __syncthreads();
     for (int d = static_cast<int>(threadIdx.x); d < dim; d += kThreads) {
-      float sum = shared[d];
-      for (int w = 1; w < kWarps; ++w) sum += shared[w * dim + d];
-      partial[d] = sum;
+      float total = shared[d];
+      for (int w = 1; w < kWarps; ++w) total += shared[w * dim + d];
+      partial[d] = total;
     }
   }
 
   const Args<Bf16>& a;
-  int begin, count, lane, groups;
-  bool mine;
-  int64_t first, last;
-  Pair weight = {}, dweight = {};
+  HeadWalk walk;
+  Angles angles;
+  uint4* slots;
+  float* weights;
+  bool good = true;
+  Pair dq = {}, dk = {};
 };
 
-__device__ void copy_values(const Args<Bf16>& a) {
-  const int64_t first = int64_t{blockIdx.x} * a.chunk, last = min(a.tokens, first + a.chunk);
-  const int vectors = a.kv_heads * 2 * a.half / kVector;  // of a token
-  const int64_t begin = int64_t{a.rotated()} * 2 * a.half;
-  for (int64_t v = threadIdx.x; v < (last - first) * vectors; v += kThreads) {
-    int within = 0;
-    const int64_t token = first + divide(v, vectors, within);
-    const int64_t at = token * a.width + begin + within * kVector;
-    store_raw(load_raw(a.dout + at), a.dqkv + at);
-  }
+int64_t shared_bytes(int64_t head_dim) {
+  return kStages * kVectorsPerStage * kThreads * 16 + 2 * head_dim * static_cast<int64_t>(sizeof(float));
 }
 
 __global__ void __launch_bounds__(kThreads, 2) backward_chunk(const __grid_constant__ Args<Bf16> a) {
-  extern __shared__ float shared[];
-  float* partial = a.partials + int64_t{blockIdx.x} * 4 * a.half;
-  for (int part = 0; part < 2; ++part) {
-    Heads heads(a, part == 0 ? 0 : a.heads, part == 0 ? a.heads : a.kv_heads,
-                part == 0 ? a.q_weight : a.k_weight);
-    heads.run();
-    if (a.q_weight) heads.store_dweight(shared, partial + part * 2 * a.half);
-  }
-  if (a.dqkv != a.dout) copy_values(a);
+  extern __shared__ uint4 shared[];
+  Chunk chunk(a, shared);
+  if (a.q_weight) chunk.load_weights();
+  chunk.run();
+  if (!a.q_weight) return;
+  float *partial = a.partials + int64_t{blockIdx.x} * 4 * a.half, *free = reinterpret_cast<float*>(shared);
+  chunk.store_dweight(chunk.dq, free, partial);
+  chunk.store_dweight(chunk.dk, free, partial + 2 * a.half);
 }
 
 // One group of lanes a head; a head may be wider than what its lanes hold at once: it is read twice.
@@ -294,8 +316,12 @@ void backward(Queue& queue, const QkNormRopeBackward& op) {
   bool fast = false;
   if constexpr (std::is_same_v<T, Bf16>) {
     fast = fits_chunks(a);
-    const auto bytes = static_cast<size_t>(kWarps * dim) * sizeof(float);  // at most 16 KB
-    if (fast) backward_chunk<<<static_cast<unsigned>(chunks), kThreads, bytes, stream_of(queue)>>>(a);
+    if (fast) {
+      const auto bytes = static_cast<int>(shared_bytes(dim));
+      FP4T_CUDA(cudaFuncSetAttribute(backward_chunk, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+      backward_chunk<<<static_cast<unsigned>(chunks), kThreads, static_cast<size_t>(bytes),
+                       stream_of(queue)>>>(a);
+    }
   }
   if (!fast) launch_any(queue, a, chunks);
   check_launch(op.kName);

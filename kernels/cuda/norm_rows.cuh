@@ -14,9 +14,9 @@
 
 namespace fp4t::cuda {
 
-// Weight gradients are summed over chunks of tokens, then over the chunks: four chunks for every
+// Weight gradients are summed over chunks of tokens, then over the chunks: two chunks for every
 // multiprocessor of an H200, on any GPU, because the order must not depend on where it runs.
-inline constexpr int64_t kMaxChunks = 528;
+inline constexpr int64_t kMaxChunks = 264;
 inline int64_t tokens_per_chunk(int64_t tokens) {
   constexpr int64_t kFewest = 8;
   return std::max(kFewest, ceil_div(tokens, kMaxChunks));
@@ -90,5 +90,17 @@ __device__ __forceinline__ uint4 encode(const float (&in)[kVector]) {
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 __device__ __forceinline__ void store_raw(const uint4& raw, Bf16* p) { *reinterpret_cast<uint4*>(p) = raw; }
+
+// 16 bytes into shared memory, which the thread that asked for them may read after fetch_wait.
+__device__ __forceinline__ void fetch(uint4* shared, const Bf16* p) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(p) : "memory");
+}
+__device__ __forceinline__ void fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last kPending commits have arrived.
+template <int kPending>
+__device__ __forceinline__ void fetch_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 }  // namespace fp4t::cuda

@@ -17,10 +17,14 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kQuad = 4;
 
-// A tensor of either type.
+// A tensor of either type, and one that is known to be BF16.
 struct Stream {
   void* data;
   bool is_bf16;
+};
+struct NarrowStream {
+  void* data;
+  static constexpr bool is_bf16 = true;
 };
 
 Stream stream(const TensorView& view) {
@@ -33,7 +37,8 @@ struct Raw {
   uint32_t word[N];
 };
 
-__device__ __forceinline__ Raw<kQuad> load_raw(const Stream& s, int64_t i, Raw<kQuad>) {
+template <class S>
+__device__ __forceinline__ Raw<kQuad> load_raw(const S& s, int64_t i, Raw<kQuad>) {
   if (s.is_bf16) {
     const uint2 r = __ldcs(reinterpret_cast<const uint2*>(static_cast<const Bf16*>(s.data) + i));
     return {{r.x, r.y, 0, 0}};
@@ -41,7 +46,8 @@ __device__ __forceinline__ Raw<kQuad> load_raw(const Stream& s, int64_t i, Raw<k
   const uint4 r = __ldcs(reinterpret_cast<const uint4*>(static_cast<const float*>(s.data) + i));
   return {{r.x, r.y, r.z, r.w}};
 }
-__device__ __forceinline__ Raw<1> load_raw(const Stream& s, int64_t i, Raw<1>) {
+template <class S>
+__device__ __forceinline__ Raw<1> load_raw(const S& s, int64_t i, Raw<1>) {
   if (s.is_bf16) return {{static_cast<const Bf16*>(s.data)[i].bits}};
   return {{static_cast<const uint32_t*>(s.data)[i]}};
 }
@@ -66,28 +72,76 @@ __device__ __forceinline__ void store(const Bf16 (&in)[kQuad], Bf16* p) {
 }
 __device__ __forceinline__ void store(const Bf16 (&in)[1], Bf16* p) { *p = in[0]; }
 
-// Word `w` of each element's draw.
+// The keys of Philox's rounds, made once: draws are what bounds a step with BF16 state.
+struct RoundKeys {
+  static constexpr int kRounds = 10;
+  uint32_t lo[kRounds], hi[kRounds];
+};
+
+RoundKeys round_keys(PhiloxKey key) {
+  RoundKeys keys;
+  for (int r = 0; r < RoundKeys::kRounds; ++r) {
+    keys.lo[r] = key.lo;
+    keys.hi[r] = key.hi;
+    key.lo += 0x9E3779B9u;
+    key.hi += 0xBB67AE85u;
+  }
+  return keys;
+}
+
+// site_draw of kernels/base/philox.h.
+__device__ __forceinline__ PhiloxBits draw_one(const RoundKeys& keys, uint64_t index) {
+  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32), c2 = 0, c3 = 0;
+#pragma unroll
+  for (int r = 0; r < RoundKeys::kRounds; ++r) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.lo[r];
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.hi[r];
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// The draws of N elements; a store uses one word of each.
 template <int N>
 struct Draws {
   PhiloxBits bits[N];
 };
 
 template <int N>
-__device__ __forceinline__ Draws<N> draw(bool needed, PhiloxKey key, int64_t first) {
+__device__ __forceinline__ Draws<N> draw(bool needed, const RoundKeys& keys, int64_t first) {
   Draws<N> draws = {};
   if (!needed) return draws;
 #pragma unroll
-  for (int k = 0; k < N; ++k) draws.bits[k] = site_draw(key, static_cast<uint64_t>(first + k));
+  for (int k = 0; k < N; ++k) draws.bits[k] = draw_one(keys, static_cast<uint64_t>(first + k));
   return draws;
 }
 
+// f32_to_bf16_stochastic of four; no NaN among them.
+__device__ __forceinline__ uint2 round_finite(const float (&x)[kQuad], const Draws<kQuad>& draws, int word) {
+  uint32_t sum[kQuad];
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) sum[k] = bits_of(x[k]) + (draws.bits[k].word[word] >> 16);
+  return make_uint2(__byte_perm(sum[0], sum[1], 0x7632), __byte_perm(sum[2], sum[3], 0x7632));
+}
+
 // Stores by the tensor's own rounding and leaves in x what was stored.
-template <int N>
-__device__ __forceinline__ void store(float (&x)[N], const Draws<N>& draws, int word, const Stream& s,
-                                      int64_t i) {
+template <int N, class S>
+__device__ __forceinline__ void store(float (&x)[N], const Draws<N>& draws, int word, const S& s, int64_t i) {
   if (!s.is_bf16) {
     store(x, static_cast<float*>(s.data) + i);
     return;
+  }
+  Bf16* to = static_cast<Bf16*>(s.data) + i;
+  if constexpr (N == kQuad) {
+    const float probe = (x[0] + x[1]) + (x[2] + x[3]);
+    if (probe == probe) {
+      const uint2 pairs = round_finite(x, draws, word);
+      __stcs(reinterpret_cast<uint2*>(to), pairs);
+      decode(Raw<kQuad>{{pairs.x, pairs.y, 0, 0}}, true, x);
+      return;
+    }
   }
   Bf16 rounded[N];
 #pragma unroll
@@ -95,7 +149,7 @@ __device__ __forceinline__ void store(float (&x)[N], const Draws<N>& draws, int 
     rounded[k] = f32_to_bf16_stochastic(x[k], draws.bits[k].word[word] >> 16);
     x[k] = bf16_to_f32(rounded[k]);
   }
-  store(rounded, static_cast<Bf16*>(s.data) + i);
+  store(rounded, to);
 }
 
 template <int N>
@@ -107,12 +161,14 @@ __device__ __forceinline__ void store_copy(const float (&stored_master)[N], Bf16
   store(rounded, copy + i);
 }
 
+template <class State>
 struct Adam {
-  Stream grad, master, m, v;
+  Stream grad;
+  State master, m, v;
   Bf16* copy;
   const float* grad_scale;
   float lr, beta1, rest1, beta2, rest2, eps, weight_decay, bias1, bias2;
-  PhiloxKey key;
+  RoundKeys keys;
   int64_t first;
   bool random;
 
@@ -134,7 +190,7 @@ struct Adam {
       const float step = m1[k] * bias1 / (sqrtf(v1[k] * bias2) + eps) + weight_decay * w[k];
       w[k] = w[k] - lr * step;
     }
-    const Draws<N> draws = draw<N>(random, key, first + i);
+    const Draws<N> draws = draw<N>(random, keys, first + i);
     store(w, draws, 0, master, i);
     store(m1, draws, 1, m, i);
     store(v1, draws, 2, v, i);
@@ -147,7 +203,7 @@ struct Momentum {
   const float* grad_scale;
   float* update;
   float beta;
-  PhiloxKey key;
+  RoundKeys keys;
   int64_t first;
 
   template <int N>
@@ -163,7 +219,7 @@ struct Momentum {
       m[k] = beta * m[k] + g[k];
       g[k] = g[k] + beta * m[k];
     }
-    const Draws<N> draws = draw<N>(momentum.is_bf16, key, first + i);
+    const Draws<N> draws = draw<N>(momentum.is_bf16, keys, first + i);
     store(m, draws, 1, momentum, i);
     store(g, update + i);
   }
@@ -173,7 +229,7 @@ struct Apply {
   Stream update, master;
   Bf16* copy;
   float lr, scale, weight_decay;
-  PhiloxKey key;
+  RoundKeys keys;
   int64_t first;
 
   template <int N>
@@ -184,7 +240,7 @@ struct Apply {
     decode(raw_w, master.is_bf16, w);
 #pragma unroll
     for (int k = 0; k < N; ++k) w[k] = w[k] - lr * (scale * u[k] + weight_decay * w[k]);
-    const Draws<N> draws = draw<N>(master.is_bf16, key, first + i);
+    const Draws<N> draws = draw<N>(master.is_bf16, keys, first + i);
     store(w, draws, 0, master, i);
     store_copy(w, copy, i);
   }
@@ -223,26 +279,34 @@ Bf16* copy_of(const TensorView& view) { return view.empty() ? nullptr : view.as<
 }  // namespace
 
 void run(Queue& queue, const AdamWStep& op) {
-  const Adam body{.grad = stream(op.grad),
-                  .master = stream(op.master),
-                  .m = stream(op.m),
-                  .v = stream(op.v),
-                  .copy = copy_of(op.copy),
-                  .grad_scale = op.grad_scale.as<float>(),
-                  .lr = op.lr,
-                  .beta1 = op.beta1,
-                  .rest1 = 1.0f - op.beta1,
-                  .beta2 = op.beta2,
-                  .rest2 = 1.0f - op.beta2,
-                  .eps = op.eps,
-                  .weight_decay = op.weight_decay,
-                  .bias1 = op.bias1,
-                  .bias2 = op.bias2,
-                  .key = op.store_key,
-                  .first = op.first_element,
-                  .random = stores_bf16(op.master) || stores_bf16(op.m) || stores_bf16(op.v)};
-  launch(queue, op.kName, body, op.master.elements(),
-         all_aligned({&op.grad, &op.master, &op.m, &op.v, &op.copy}), op.apply);
+  const bool master = stores_bf16(op.master), m = stores_bf16(op.m), v = stores_bf16(op.v);
+  const auto launch_with = [&](const auto& w, const auto& first_moment, const auto& second_moment) {
+    const Adam<std::decay_t<decltype(w)>> body{.grad = stream(op.grad),
+                                               .master = w,
+                                               .m = first_moment,
+                                               .v = second_moment,
+                                               .copy = copy_of(op.copy),
+                                               .grad_scale = op.grad_scale.as<float>(),
+                                               .lr = op.lr,
+                                               .beta1 = op.beta1,
+                                               .rest1 = 1.0f - op.beta1,
+                                               .beta2 = op.beta2,
+                                               .rest2 = 1.0f - op.beta2,
+                                               .eps = op.eps,
+                                               .weight_decay = op.weight_decay,
+                                               .bias1 = op.bias1,
+                                               .bias2 = op.bias2,
+                                               .keys = round_keys(op.store_key),
+                                               .first = op.first_element,
+                                               .random = master || m || v};
+    launch(queue, op.kName, body, op.master.elements(),
+           all_aligned({&op.grad, &op.master, &op.m, &op.v, &op.copy}), op.apply);
+  };
+  if (master && m && v) {
+    launch_with(NarrowStream{op.master.data}, NarrowStream{op.m.data}, NarrowStream{op.v.data});
+  } else {
+    launch_with(stream(op.master), stream(op.m), stream(op.v));
+  }
 }
 
 void run(Queue& queue, const MuonMomentum& op) {
@@ -251,7 +315,7 @@ void run(Queue& queue, const MuonMomentum& op) {
                       .grad_scale = op.grad_scale.as<float>(),
                       .update = op.update.as<float>(),
                       .beta = op.beta,
-                      .key = op.store_key,
+                      .keys = round_keys(op.store_key),
                       .first = op.first_element};
   launch(queue, op.kName, body, op.momentum.elements(), all_aligned({&op.grad, &op.momentum, &op.update}),
          op.apply);
@@ -264,7 +328,7 @@ void run(Queue& queue, const ApplyUpdate& op) {
                    .lr = op.lr,
                    .scale = op.scale,
                    .weight_decay = op.weight_decay,
-                   .key = op.store_key,
+                   .keys = round_keys(op.store_key),
                    .first = op.first_element};
   launch(queue, op.kName, body, op.master.elements(), all_aligned({&op.update, &op.master, &op.copy}),
          op.apply);
