@@ -32,45 +32,53 @@ __device__ inline int split_depth(int32_t a, int32_t b, int32_t num_experts) {
   }
 }
 
-// Up to 7 merges "leaf a += leaf b", a < b, in an order that has the parts of each sum ready before it. Leaf
-// 0 ends with everything.
+// Up to 7 merges "leaf a += leaf b", a < b, in an order that has the parts of each sum ready before it.
+// Leaves are numbered by choice, not by expert, so that their columns can be fetched before the tree is
+// known; leaf 0 ends with everything. (Which side of a sum comes first matters to no bit of it.)
 struct MergeList {
   uint32_t first, last;  // a byte a merge, four each
   __device__ int code(int m) const { return static_cast<int>((m < 4 ? first : last) >> (8 * (m % 4)) & 63u); }
 };
 
-// By one warp for up to 8 leaves: sorts them by expert over the lanes and lists the merges. False if an
-// expert comes twice.
-__device__ inline bool plan_merges(Leaf& leaf, int count, int32_t num_experts, int lane, MergeList& list) {
+// By one warp for up to 8 leaves, whose experts its first lanes hold. False if an expert comes twice.
+__device__ inline bool plan_merges(int32_t expert, int count, int32_t num_experts, int lane,
+                                   MergeList& list) {
   constexpr unsigned kAll = 0xFFFFFFFFu;
   int rank = 0;
   bool twice = false;
   for (int i = 0; i < count; ++i) {
-    const int32_t other = __shfl_sync(kAll, leaf.expert, i);
-    rank += other < leaf.expert ? 1 : 0;
-    twice = twice || (other == leaf.expert && i != lane && lane < count);
+    const int32_t other = __shfl_sync(kAll, expert, i);
+    rank += other < expert ? 1 : 0;
+    twice = twice || (other == expert && i != lane && lane < count);
   }
   if (__any_sync(kAll, twice)) return false;
-  int source = lane;
+  // From here on, lane i stands for the leaf with the i-th lowest expert, and for the split before it.
+  int choice = lane;
   for (int i = 0; i < count; ++i) {
-    if (__shfl_sync(kAll, rank, i) == lane) source = i;
+    if (__shfl_sync(kAll, rank, i) == lane) choice = i;
   }
-  leaf.expert = __shfl_sync(kAll, leaf.expert, source);
-  leaf.row = __shfl_sync(kAll, leaf.row, source);
-  leaf.gate = __shfl_sync(kAll, leaf.gate, source);
-
-  // Lane i > 0 stands for the split between leaves i - 1 and i. Its left part begins at the nearest split
-  // before it that is shallower; deeper splits come first, equally deep ones do not meet.
-  const int32_t before = __shfl_up_sync(kAll, leaf.expert, 1);
+  expert = __shfl_sync(kAll, expert, choice);
+  const int32_t before = __shfl_up_sync(kAll, expert, 1);
   const bool split = lane > 0 && lane < count;
-  const int depth = split ? split_depth(before, leaf.expert, num_experts) : -1;
-  int left = 0, order = 0;
+  const int depth = split ? split_depth(before, expert, num_experts) : -1;
+
+  // The parts of a split reach to the nearest shallower splits, [left, lane) and [lane, right). Deeper splits
+  // come first; equally deep ones do not meet.
+  int left = 0, right = count, order = 0;
   for (int i = 1; i < count; ++i) {
     const int other = __shfl_sync(kAll, depth, i);
     if (i < lane && other < depth) left = i;
+    if (i > lane && other < depth && right == count) right = i;
     order += other > depth || (other == depth && i < lane) ? 1 : 0;
   }
-  const uint32_t byte = static_cast<uint32_t>(left * 8 + lane) << (8 * (order % 4));
+  // A sum stands where the first chosen of its leaves does.
+  int a = 8, b = 8;
+  for (int i = 0; i < count; ++i) {
+    const int other = __shfl_sync(kAll, choice, i);
+    if (i >= left && i < lane) a = min(a, other);
+    if (i >= lane && i < right) b = min(b, other);
+  }
+  const uint32_t byte = static_cast<uint32_t>(min(a, b) * 8 + max(a, b)) << (8 * (order % 4));
   list.first = __reduce_or_sync(kAll, split && order < 4 ? byte : 0u);
   list.last = __reduce_or_sync(kAll, split && order >= 4 ? byte : 0u);
   return true;
@@ -90,11 +98,13 @@ __device__ __forceinline__ void merge(float (&v)[8][kCount], int code) {
     break;
   switch (code) {
     FP4T_MERGE(0, 1)
-    FP4T_MERGE(0, 2) FP4T_MERGE(0, 3) FP4T_MERGE(0, 4) FP4T_MERGE(0, 5) FP4T_MERGE(0, 6) FP4T_MERGE(0, 7)
-        FP4T_MERGE(1, 2) FP4T_MERGE(1, 3) FP4T_MERGE(1, 4) FP4T_MERGE(1, 5) FP4T_MERGE(1, 6) FP4T_MERGE(1, 7)
-            FP4T_MERGE(2, 3) FP4T_MERGE(2, 4) FP4T_MERGE(2, 5) FP4T_MERGE(2, 6) FP4T_MERGE(2, 7)
-                FP4T_MERGE(3, 4) FP4T_MERGE(3, 5) FP4T_MERGE(3, 6) FP4T_MERGE(3, 7) FP4T_MERGE(4, 5)
-                    FP4T_MERGE(4, 6) FP4T_MERGE(4, 7) FP4T_MERGE(5, 6) FP4T_MERGE(5, 7) FP4T_MERGE(6, 7)
+    FP4T_MERGE(0, 2)
+    FP4T_MERGE(0, 3)
+    FP4T_MERGE(0, 4) FP4T_MERGE(0, 5) FP4T_MERGE(0, 6) FP4T_MERGE(0, 7) FP4T_MERGE(1, 2) FP4T_MERGE(1, 3)
+        FP4T_MERGE(1, 4) FP4T_MERGE(1, 5) FP4T_MERGE(1, 6) FP4T_MERGE(1, 7) FP4T_MERGE(2, 3) FP4T_MERGE(2, 4)
+            FP4T_MERGE(2, 5) FP4T_MERGE(2, 6) FP4T_MERGE(2, 7) FP4T_MERGE(3, 4) FP4T_MERGE(3, 5)
+                FP4T_MERGE(3, 6) FP4T_MERGE(3, 7) FP4T_MERGE(4, 5) FP4T_MERGE(4, 6) FP4T_MERGE(4, 7)
+                    FP4T_MERGE(5, 6) FP4T_MERGE(5, 7) FP4T_MERGE(6, 7)
   }
 #undef FP4T_MERGE
 }

@@ -82,10 +82,36 @@ void pointwise(Queue& queue, const char* op, const A* a, const B* b, Out* out, i
 __device__ float limit_above(float x, float limit) { return x > limit ? limit : x; }
 __device__ float limit_below(float x, float limit) { return x < limit ? limit : x; }
 
+// Where element i of [rows, width] stands in [rows, 2 * width]. A 64-bit division costs as much as all the
+// rest of an element; up to 2^31 elements it is a multiplication (Granlund and Montgomery 1994, their
+// section 4, for dividends below 2^31).
+struct HalfRows {
+  int64_t width;
+  uint32_t magic = 0;
+  int shift = 0;
+  bool narrow = false;
+
+  HalfRows(int64_t columns, int64_t elements) : width(columns) {
+    narrow = elements > 0 && elements < int64_t{1} << 31;
+    if (!narrow) return;
+    while (int64_t{1} << shift < width) ++shift;
+    magic = static_cast<uint32_t>(
+        ((uint64_t{1} << 32) * ((uint64_t{1} << shift) - static_cast<uint64_t>(width))) /
+            static_cast<uint64_t>(width) +
+        1);
+  }
+  __device__ int64_t place(int64_t i) const {
+    if (!narrow) return i + i / width * width;
+    const auto n = static_cast<uint32_t>(i);
+    return i + static_cast<int64_t>((__umulhi(n, magic) + n) >> shift) * width;
+  }
+};
+
 template <class T>
 struct Swiglu {
   const T* gate_up;
   T* out;
+  HalfRows rows;
   int64_t width;
   float limit;
 
@@ -93,7 +119,7 @@ struct Swiglu {
     return silu_f32(limit_above(gate, limit)) * limit_below(limit_above(up, limit), -limit);
   }
   __device__ void vector(int64_t i) const {
-    const T* row = gate_up + 2 * (i / width) * width + i % width;
+    const T* row = gate_up + rows.place(i);
     float gate[kVector], up[kVector];
     load_vector(row, gate);
     load_vector(row + width, up);
@@ -102,7 +128,7 @@ struct Swiglu {
     store_vector(gate, out + i);
   }
   __device__ void element(int64_t i) const {
-    const T* row = gate_up + 2 * (i / width) * width + i % width;
+    const T* row = gate_up + rows.place(i);
     out[i] = from_f32<T>(value(to_f32(row[0]), to_f32(row[width])));
   }
 };
@@ -113,6 +139,7 @@ struct SwigluGrad {
   const T* gate_up;
   const T* dout;
   T* dgate_up;
+  HalfRows rows;
   int64_t width;
   float limit;
 
@@ -123,7 +150,7 @@ struct SwigluGrad {
     up = fabsf(up) > limit ? 0.0f : dup;
   }
   __device__ void vector(int64_t i) const {
-    const int64_t at = 2 * (i / width) * width + i % width;
+    const int64_t at = rows.place(i);
     float gate[kVector], up[kVector], grad[kVector];
     load_vector(gate_up + at, gate);
     load_vector(gate_up + at + width, up);
@@ -134,7 +161,7 @@ struct SwigluGrad {
     store_vector(up, dgate_up + at + width);
   }
   __device__ void element(int64_t i) const {
-    const int64_t at = 2 * (i / width) * width + i % width;
+    const int64_t at = rows.place(i);
     float gate = to_f32(gate_up[at]), up = to_f32(gate_up[at + width]);
     value(gate, up, to_f32(dout[i]));
     dgate_up[at] = from_f32<T>(gate);
@@ -151,7 +178,8 @@ void run(Queue& queue, const SwigluForward& op) {
   for_float_type(op.out.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t width = op.out.dim(1);
-    const Swiglu<T> body{op.gate_up.as<T>(), op.out.as<T>(), width, clamp_limit(op.clamp)};
+    const Swiglu<T> body{op.gate_up.as<T>(), op.out.as<T>(), HalfRows(width, op.out.elements()), width,
+                         clamp_limit(op.clamp)};
     launch(queue, op.kName, op.out.elements(),
            width % kVector == 0 && aligned16(body.gate_up) && aligned16(body.out), body);
   });
@@ -161,7 +189,11 @@ void run(Queue& queue, const SwigluBackward& op) {
   for_float_type(op.dout.dtype, [&](auto type) {
     using T = decltype(type);
     const int64_t width = op.dout.dim(1);
-    const SwigluGrad<T> body{op.gate_up.as<T>(), op.dout.as<T>(), op.dgate_up.as<T>(), width,
+    const SwigluGrad<T> body{op.gate_up.as<T>(),
+                             op.dout.as<T>(),
+                             op.dgate_up.as<T>(),
+                             HalfRows(width, op.dout.elements()),
+                             width,
                              clamp_limit(op.clamp)};
     launch(
         queue, op.kName, op.dout.elements(),

@@ -1,7 +1,7 @@
 // Rows to experts and back.
 // A token's tree of sums depends on the experts that it chose. One warp works it out for its token, as the
-// list of merges in an order that suits the tree; then every lane holds 8 columns of all leaves in registers
-// and follows the list, with branches that the warp takes as one.
+// list of merges in an order that suits the tree, while the first columns are on their way; then every lane
+// holds 8 columns of all leaves in registers and follows the list, with branches that the warp takes as one.
 #include "kernels/ops/moe.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/gather.cuh"
+#include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/cuda/load.cuh"
 #include "kernels/ops/run.h"
 
@@ -89,42 +90,92 @@ __device__ bool load_leaf(const CombineArgs& a, int64_t token, int lane, Leaf& l
   return __all_sync(0xFFFFFFFFu, good);
 }
 
+// Columns [256 i, 256 (i + 1)) of a token's leaves on their way through shared memory, kStages ahead; every
+// lane reads back what it copied itself.
+constexpr int kStages = 2;
+template <class T>
+struct LeafStages {
+  static constexpr int kLaneBytes = kVector * static_cast<int>(sizeof(T));
+  static constexpr int kStageBytes = kLeaves * 32 * kLaneBytes;
+  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+
+  const T* y;
+  int64_t width;
+  int top_k, lane;
+  int32_t row;  // this lane's leaf's
+  char* memory;
+
+  __device__ char* place(int stage, int leaf, int part) const {
+    return memory + stage * kStageBytes + leaf * 32 * kLaneBytes + part * 512 + lane * 16;
+  }
+  __device__ void load(int stage, int64_t column) const {
+#pragma unroll
+    for (int i = 0; i < kLeaves; ++i) {
+      if (i >= top_k) break;
+      const T* from = y + __shfl_sync(0xFFFFFFFFu, row, i) * width + column;
+#pragma unroll
+      for (int part = 0; part < kLaneBytes / 16; ++part) {
+        if (column < width)
+          cp_async16(shared_address(place(stage, i, part)), from + part * (16 / sizeof(T)), 16);
+      }
+    }
+    cp_async_commit();
+  }
+  __device__ void get(int stage, int leaf, float (&out)[kVector]) const {
+    if constexpr (sizeof(T) == 2) {
+      load_vector(reinterpret_cast<const T*>(place(stage, leaf, 0)), out);
+    } else {
+      const float4 a = *reinterpret_cast<const float4*>(place(stage, leaf, 0));
+      const float4 b = *reinterpret_cast<const float4*>(place(stage, leaf, 1));
+      out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+      out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+    }
+  }
+};
+
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
+  extern __shared__ __align__(16) char shared[];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t token = warp / a.segments;
   if (token >= a.tokens) return;
   Leaf leaf{};
   if (!load_leaf(a, token, lane, leaf)) return;
+  const LeafStages<T> leaves{static_cast<const T*>(a.y),
+                             a.width,
+                             a.top_k,
+                             lane,
+                             leaf.row,
+                             shared + threadIdx.x / 32 * (kStages * LeafStages<T>::kStageBytes)};
+  const int64_t stride = int64_t{a.segments} * kColumns;
+  int64_t c = warp % a.segments * kColumns + lane * kVector;
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) leaves.load(s, c + s * stride);
   MergeList merges{};
-  if (!plan_merges(leaf, a.top_k, a.num_experts, lane, merges)) {
+  if (!plan_merges(leaf.expert, a.top_k, a.num_experts, lane, merges)) {
     if (lane == 0) report(a.sink, FaultKind::kIndex, token * a.top_k, leaf.expert);  // twice for one token
+    cp_async_wait<0>();
     return;
   }
-  const T* row[kLeaves];
-  float gate[kLeaves];
-#pragma unroll
-  for (int i = 0; i < kLeaves; ++i) {
-    row[i] = static_cast<const T*>(a.y) + __shfl_sync(0xFFFFFFFFu, leaf.row, i) * a.width;
-    gate[i] = __shfl_sync(0xFFFFFFFFu, leaf.gate, i);
-  }
-  const int64_t stride = int64_t{a.segments} * kColumns;
-  for (int64_t c = warp % a.segments * kColumns + lane * kVector; c < a.width; c += stride) {
+  // The warp stays together for the shuffles in load(); lanes beyond the width do nothing else.
+  for (int stage = 0; c - lane * kVector < a.width;
+       c += stride, stage = stage + 1 == kStages ? 0 : stage + 1) {
     float v[kLeaves][kVector];
+    cp_async_wait<kStages - 1>();
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kLeaves; ++i) {
-      if (i < a.top_k) load_vector(row[i] + c, v[i]);
-    }
-    if (a.gates) {
+      if (i >= a.top_k) break;
+      const float gate = __shfl_sync(0xFFFFFFFFu, leaf.gate, i);
+      leaves.get(stage, i, v[i]);
+      if (!a.gates) continue;
 #pragma unroll
-      for (int i = 0; i < kLeaves; ++i) {
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) v[i][k] = gate[i] * v[i][k];
-      }
+      for (int k = 0; k < kVector; ++k) v[i][k] = gate * v[i][k];
     }
+    leaves.load(stage, c + kStages * stride);
     for (int m = 0; m < a.top_k - 1; ++m) merge(v, merges.code(m));
-    finish(a, token * a.width + c, v[0]);
+    if (c < a.width) finish(a, token * a.width + c, v[0]);
   }
 }
 
@@ -192,12 +243,13 @@ __device__ bool plan_stack(const CombineArgs& a, int64_t token, Leaf* loaded, Le
 
 template <class T, int kCount>
 __global__ void __launch_bounds__(kStackThreads) combine_stack(CombineArgs a, int levels) {
-  extern __shared__ float shared[];
+  extern __shared__ __align__(16) char shared[];
+  float* words = reinterpret_cast<float*>(shared);
   const StackShared at = stack_shared(a.top_k, levels, kCount);
-  auto *loaded = reinterpret_cast<Leaf*>(shared), *sorted = reinterpret_cast<Leaf*>(shared + at.sorted);
-  auto* merges = reinterpret_cast<int*>(shared + at.merges);
-  auto* depth = reinterpret_cast<int*>(shared + at.depth);
-  float* stack = shared + at.stack + threadIdx.x;  // [depth][kCount][threads]
+  auto *loaded = reinterpret_cast<Leaf*>(words), *sorted = reinterpret_cast<Leaf*>(words + at.sorted);
+  auto* merges = reinterpret_cast<int*>(words + at.merges);
+  auto* depth = reinterpret_cast<int*>(words + at.depth);
+  float* stack = words + at.stack + threadIdx.x;  // [depth][kCount][threads]
   const T* y = static_cast<const T*>(a.y);
   for (int64_t token = blockIdx.x; token < a.tokens; token += gridDim.x) {
     if (plan_stack(a, token, loaded, sorted, merges, depth)) {
@@ -256,7 +308,9 @@ void launch_combine(Queue& queue, CombineArgs a, bool vectors) {
   const int64_t most = ceil_div(a.width, kColumns), wanted = int64_t{c.sm_count} * 16;
   a.segments = static_cast<int>(std::clamp<int64_t>(ceil_div(wanted, a.tokens), 1, most));
   const int64_t blocks = ceil_div(a.tokens * a.segments, kWarps);
-  combine<T><<<static_cast<unsigned>(blocks), kThreads, 0, c.stream>>>(a);
+  FP4T_CUDA(
+      cudaFuncSetAttribute(combine<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, LeafStages<T>::kBytes));
+  combine<T><<<static_cast<unsigned>(blocks), kThreads, LeafStages<T>::kBytes, c.stream>>>(a);
 }
 
 }  // namespace

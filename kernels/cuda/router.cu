@@ -1,11 +1,12 @@
-// The router's product and its gradients in FP32 by plain multiply-adds: every output is one chain over the
-// contraction in index order, whatever the other dimensions, so that a token's logits do not depend on its
-// neighbours.
+// The router's product and its gradients: the choice of a core by the shape, and the core for FP32
+// activations and odd shapes, plain multiply-adds. There every output is one chain over the contraction in
+// index order; either way a token's logits do not depend on its neighbours.
 #include <algorithm>
 
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/load.cuh"
+#include "kernels/cuda/router_cores.h"
 #include "kernels/ops/moe.h"
 #include "kernels/ops/run.h"
 
@@ -139,19 +140,6 @@ void launch_product(Queue& queue, const char* op, const Product& p, int64_t slic
   check_launch(op);
 }
 
-constexpr int kAddThreads = 256;
-
-// total += the slices, in order.
-__global__ void __launch_bounds__(kAddThreads)
-    add_slices(const float* partial, int64_t n, int64_t slices, float* total) {
-  const int64_t i = int64_t{blockIdx.x} * kAddThreads + threadIdx.x;
-  if (i >= n) return;
-  float sum = partial[i];
-#pragma unroll 8
-  for (int64_t s = 1; s < slices; ++s) sum = sum + partial[s * n + i];
-  total[i] = total[i] + sum;
-}
-
 // Slices of the tokens in the weight's gradient: enough blocks for the GPU, of at least 256 tokens.
 int64_t token_slice(int64_t tokens, int64_t tiles, int sm_count) {
   const int64_t wanted = ceil_div(int64_t{sm_count} * 4, tiles);
@@ -171,15 +159,41 @@ void backward_weight(Queue& queue, const RouterLogitsBackward& op) {
   launch_product<float, T, false, false>(
       queue, op.kName,
       {op.dlogits.data, op.x.data, experts, width, tokens, experts, width, partial, slice, 64}, slices);
-  add_slices<<<static_cast<unsigned>(ceil_div(n, kAddThreads)), kAddThreads, 0, stream_of(queue)>>>(
-      partial, n, slices, op.dweight.as<float>());
-  check_launch(op.kName);
+  add_slices(queue, partial, n, slices, op.dweight.as<float>());
+}
+
+constexpr int kAddThreads = 256;
+
+__global__ void __launch_bounds__(kAddThreads)
+    add_in_order(const float* partial, int64_t n, int64_t slices, float* total) {
+  const int64_t i = int64_t{blockIdx.x} * kAddThreads + threadIdx.x;
+  if (i >= n) return;
+  float sum = partial[i];
+#pragma unroll 8
+  for (int64_t s = 1; s < slices; ++s) sum = sum + partial[s * n + i];
+  total[i] = total[i] + sum;
+}
+
+// Tensor cores take BF16 activations whose rows are whole vectors. T is no part of the choice.
+bool on_tensor_cores(const TensorView& x, const TensorView& weight) {
+  return x.dtype == DType::kBf16 && x.dim(1) > 0 && x.dim(1) % kVector == 0 && aligned16(x.data) &&
+         aligned16(weight.data);
 }
 
 }  // namespace
 
+void add_slices(Queue& queue, const float* partial, int64_t n, int64_t slices, float* total) {
+  add_in_order<<<static_cast<unsigned>(ceil_div(n, kAddThreads)), kAddThreads, 0, stream_of(queue)>>>(
+      partial, n, slices, total);
+  check_launch("add_slices");
+}
+
 void run(Queue& queue, const RouterLogits& op) {
   const int64_t tokens = op.x.dim(0), width = op.x.dim(1), experts = op.weight.dim(0);
+  if (op.logits.elements() == 0) return;
+  if (on_tensor_cores(op.x, op.weight)) {
+    return tokens <= kFewTokens ? router_logits_few(queue, op) : router_logits_many(queue, op);
+  }
   for_float_type(op.x.dtype, [&](auto type) {
     launch_product<decltype(type), float, true, true>(
         queue, op.kName,
@@ -190,10 +204,14 @@ void run(Queue& queue, const RouterLogits& op) {
 
 void run(Queue& queue, const RouterLogitsBackward& op) {
   const int64_t tokens = op.x.dim(0), width = op.x.dim(1), experts = op.weight.dim(0);
+  // dx in plain FP32: of two operands in pieces, running sums on the tensor cores lose too much.
   launch_product<float, float, true, false>(queue, op.kName,
                                             {op.dlogits.data, op.weight.data, tokens, width, experts, experts,
                                              width, op.dx.as<float>(), experts, 0},
                                             1);
+  const bool whole =
+      experts > 0 && experts % 4 == 0 && aligned16(op.dlogits.data) && aligned16(op.dweight.data);
+  if (tokens > 0 && whole && on_tensor_cores(op.x, op.weight)) return router_dweight(queue, op);
   for_float_type(op.x.dtype, [&](auto type) { backward_weight<decltype(type)>(queue, op); });
 }
 

@@ -90,11 +90,23 @@ FP4T_HD float log_f32(float x) {
 
 namespace detail {
 
+// 1 / d for d in [1, 2]. On the device without the branch to where a general division treats results near
+// the ends of the range; the same two steps, the same bits (tests/gpu/elementwise.cpp).
+FP4T_HD float inverse_1_2(float d) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+#else
+  return 1.0f / d;
+#endif
+}
+
 // numerator / (1 + e) for e in [0, 1]: the division is corrected by the rounding error of 1 + e.
 FP4T_HD float over_one_plus(float numerator, float e) {
   const float d = 1.0f + e;
   const float d_error = (1.0f - d) + e;
-  const float inverse = 1.0f / d;
+  const float inverse = inverse_1_2(d);
   const float quotient = numerator * inverse;
   const float rest = fma_f32(-quotient, d_error, fma_f32(-quotient, d, numerator));
   return fma_f32(rest, inverse, quotient);

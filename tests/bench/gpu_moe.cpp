@@ -16,6 +16,7 @@
 #include "kernels/base/numeric.h"
 #include "kernels/base/queue.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/router_cores.h"
 #include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
 
@@ -116,23 +117,29 @@ class Bench {
     Pool pool(queue);
     const TensorView from = pool.normal(DType::kBf16, {bytes / 2}),
                      to = pool.fresh(DType::kBf16, {bytes / 2});
-    const double us = measure(queue, 1, [&](int) {
+    const double by_driver = measure(queue, 1, [&](int) {
       FP4T_CUDA(cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
                                 cuda::stream_of(queue)));
     });
-    copy_rate_ = 2.0 * static_cast<double>(bytes) / us;
-    std::printf("copy %.2f TB/s\n", copy_rate_ * 1e-6);
+    const double by_kernel = measure(queue, 1, [&](int) { run(queue, Cast{from, to}); });
+    copy_rate_ = 2.0 * static_cast<double>(bytes) / std::min(by_driver, by_kernel);
+    std::printf("copy: driver %.2f, kernel %.2f TB/s\n", 2e-6 * static_cast<double>(bytes) / by_driver,
+                2e-6 * static_cast<double>(bytes) / by_kernel);
   }
 
   // make(pool) gives an op over tensors of its own; `bytes` is what one call must move.
   template <class Make>
   void op(const char* name, int64_t tokens, double bytes, const Make& make) {
+    call(name, tokens, bytes, make, [](Queue& queue, const auto& op) { run(queue, op); });
+  }
+  template <class Make, class Body>
+  void call(const char* name, int64_t tokens, double bytes, const Make& make, const Body& body) {
     Pool pool(queue_);
     const int sets = static_cast<int>(
         std::clamp<double>(std::ceil(3.0 * static_cast<double>(kCacheBytes) / bytes), 2.0, 40.0));
     std::vector<decltype(make(pool))> ops;
     for (int i = 0; i < sets; ++i) ops.push_back(make(pool));
-    const double us = measure(queue_, sets, [&](int i) { run(queue_, ops[static_cast<size_t>(i)]); });
+    const double us = measure(queue_, sets, [&](int i) { body(queue_, ops[static_cast<size_t>(i)]); });
     std::printf("%-26s T %6lld  %9.1f us  %6.0f GB/s  %.2f of copy\n", name, static_cast<long long>(tokens),
                 us, bytes / us * 1e-3, bytes / us / copy_rate_);
     std::fflush(stdout);
@@ -195,6 +202,20 @@ void routing(Bench& b, int64_t tokens) {
         r.logits, r.scores, r.experts, r.offsets, p.normal(DType::kF32, {tokens, kTopK}),  r.kind,
         true,     1.0f,     0.001f,    0.001f,    p.fresh(DType::kF32, {tokens, kExperts})};
   });
+}
+
+// The two tilings of the router's logits, where they meet.
+void router_cores(Bench& b) {
+  for (int64_t tokens : {1, 16, 64, 256, 512, 1024, 2048, 4096}) {
+    const auto make = [&](Pool& p) {
+      return RouterLogits{p.normal(DType::kBf16, {tokens, kWidth}),
+                          p.normal(DType::kF32, {kExperts, kWidth}, 0.02f),
+                          p.fresh(DType::kF32, {tokens, kExperts})};
+    };
+    const double bytes = static_cast<double>(tokens) * (kWidth * 2 + kExperts * 4) + kExperts * kWidth * 4;
+    b.call("router_logits, few", tokens, bytes, make, cuda::router_logits_few);
+    b.call("router_logits, many", tokens, bytes, make, cuda::router_logits_many);
+  }
 }
 
 void rows(Bench& b, int64_t tokens) {
@@ -263,6 +284,7 @@ int bench(int argc, char** argv) {
   FP4T_CUDA(cudaGetDeviceProperties(&device, 0));
   std::printf("%s\n", device.name);
   Bench b(queue);
+  router_cores(b);
   for (int64_t tokens : sizes) {
     routing(b, tokens);
     rows(b, tokens);

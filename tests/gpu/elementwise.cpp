@@ -61,6 +61,25 @@ TEST(GpuElementwise, swiglu_and_its_gradient_hold_their_ulps) {
   }
 }
 
+// Dense over the arguments, in FP32: the device's functions are the host's, bit for bit.
+TEST(GpuElementwise, silu_and_its_gradient_are_bitwise_where_nothing_else_rounds) {
+  constexpr int64_t kCount = 1 << 20;
+  for (float scale : {1e-30f, 1e-6f, 1e-3f, 0.1f, 1.0f, 5.0f, 30.0f, 110.0f}) {
+    Mirror m;
+    const TensorView gate_up = m.fresh(DType::kF32, {kCount, 2}), dout = m.fresh(DType::kF32, {kCount, 1});
+    for (int64_t i = 0; i < kCount; ++i) {
+      gate_up.as<float>()[2 * i] = scale * static_cast<float>(2 * i - kCount) / static_cast<float>(kCount);
+      gate_up.as<float>()[2 * i + 1] = 1.0f;
+      dout.as<float>()[i] = 1.0f;
+    }
+    const TensorView out = m.fresh(DType::kF32, {kCount, 1}), dgate_up = m.fresh(DType::kF32, {kCount, 2});
+    m.compare_by(out, Bitwise());
+    m.compare_by(dgate_up, Bitwise());
+    m.check(SwigluForward{.gate_up = gate_up, .clamp = 0.0f, .out = out});
+    m.check(SwigluBackward{.gate_up = gate_up, .clamp = 0.0f, .dout = dout, .dgate_up = dgate_up});
+  }
+}
+
 }  // namespace
 }  // namespace fp4t::test
 
