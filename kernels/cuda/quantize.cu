@@ -4,7 +4,7 @@
 
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/load.cuh"
-#include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/quantize_stripes.cuh"
 #include "kernels/ops/run.h"
 
 namespace fp4t::cuda {
@@ -68,8 +68,18 @@ void run(Queue& queue, const Quantize& q) {
 
   const int32_t* offsets = q.offsets.empty() ? nullptr : q.offsets.as<int32_t>();
   launch_layout(queue, q.kName, job, offsets, q.x.dim(0));
-  if (q.out.spec.format == Format::kNvfp4) launch_amax(queue, job);
-  launch_encode(queue, job, coder_of(q.out.spec));
+  const Coder coder = coder_of(q.out.spec);
+  const bool stripes = takes_stripes(job, coder);
+  if (stripes && job.spec.hadamard != 0) {
+    launch_stripes_amax(queue, stripe_job(job));
+  } else if (q.out.spec.format == Format::kNvfp4) {
+    launch_amax(queue, job);
+  }
+  if (stripes) {
+    launch_stripes(queue, stripe_job(job));
+  } else {
+    launch_encode(queue, job, coder);
+  }
   if (counting) launch_stats(queue, job, q.stats.as<double>());
 }
 

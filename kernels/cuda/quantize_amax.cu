@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "kernels/base/numeric.h"
-#include "kernels/cuda/quantize.cuh"
-#include "kernels/formats/bf16.h"
+#include "kernels/cuda/quantize_amax.cuh"
 
 namespace fp4t::cuda {
 
@@ -12,18 +11,7 @@ namespace {
 
 constexpr int kWarpChunk = 4096;  // elements that a warp reads at a time
 
-__device__ void raise(uint32_t* amax, uint32_t bits) {
-  if (bits > *reinterpret_cast<volatile uint32_t*>(amax)) atomicMax(amax, bits);
-}
-
-// Larger magnitudes of two pairs of BF16, NaN left out; the signs of the result mean nothing.
-__device__ uint32_t larger_pair(uint32_t a, uint32_t b) {
-  uint32_t out;
-  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
-
-// Largest magnitude of elements [begin, end) as BF16 bits, the same in every lane.
+// Largest magnitude of elements [begin, end) as BF16 bits, of what this lane reads.
 __device__ uint32_t scan_run(const uint16_t* x, int64_t begin, int64_t end, bool vectors) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The whole vectors of the run; what lies before and after is read one by one.
@@ -37,7 +25,7 @@ __device__ uint32_t scan_run(const uint16_t* x, int64_t begin, int64_t end, bool
   }
   for (int64_t i = begin + lane; i < from; i += 32) top = larger_pair(top, x[i]);
   for (int64_t i = to + lane; i < end; i += 32) top = larger_pair(top, x[i]);
-  return __reduce_max_sync(0xFFFFFFFFu, max(top & 0x7FFFu, top >> 16 & 0x7FFFu));
+  return max(top & 0x7FFFu, top >> 16 & 0x7FFFu);
 }
 
 // Without a rotation a group is a contiguous run of x, read from end to end.
@@ -59,17 +47,10 @@ __global__ void __launch_bounds__(kQuantThreads) scan_groups(QuantJob job, bool 
       const int64_t run_end = min(chunk_end, group_end);
       if (run_end <= at) continue;
       const uint32_t top = scan_run(job.x, at, run_end, vectors);
-      if (threadIdx.x % 32 == 0) raise(job.amax + g, top << 16);
+      raise_amax(job.amax + g, top << 16);
       at = run_end;
     }
   }
-}
-
-// Scaling and rounding keep the order of magnitudes, so they are left to the maximum alone.
-__device__ float finish(const QuantSpec& spec, float top) {
-  if (spec.hadamard == 0) return top;
-  const float scaled = top * hadamard_scale(spec.hadamard);
-  return spec.hadamard_out == HadamardOut::kBf16 ? bf16_to_f32(f32_to_bf16(scaled)) : scaled;
 }
 
 template <bool kColumn>
@@ -82,8 +63,7 @@ __global__ void __launch_bounds__(kQuantThreads) scan_tiles(QuantJob job) {
   float top = 0.0f;
   int32_t group = -1;
   const auto flush = [&] {
-    const uint32_t bits = __reduce_max_sync(0xFFFFFFFFu, bits_of(finish(job.spec, top)));
-    if (group >= 0 && threadIdx.x % 32 == 0) raise(job.amax + group, bits);
+    raise_amax(job.amax + max(group, 0), group >= 0 ? bits_of(finish_amax(job.spec, top)) : 0u);
     top = 0.0f;
   };
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
@@ -118,7 +98,7 @@ __global__ void __launch_bounds__(kQuantThreads) scan_tiles(QuantJob job) {
       for (int step = 1; step < 8; step *= 2)
         of_row = fmaxf(of_row, __shfl_xor_sync(0xFFFFFFFFu, of_row, step));
       if (block == 0 && t.row0 + r < t.rows) {
-        raise(job.amax + t.begin + t.row0 + r, bits_of(finish(job.spec, of_row)));
+        raise_one(job.amax + t.begin + t.row0 + r, bits_of(finish_amax(job.spec, of_row)));
       }
     }
   }

@@ -2,7 +2,7 @@
 // coding did. All functions that shuffle are called by whole warps.
 #pragma once
 
-#include "kernels/cuda/quantize.cuh"
+#include "kernels/cuda/quantize_fast.cuh"
 #include "kernels/formats/ms_eden.h"
 #include "kernels/formats/mxfp8.h"
 #include "kernels/formats/nvfp4.h"
@@ -81,16 +81,6 @@ __device__ inline void code_rounded(const QuantJob& job, const BlockPlace& place
 __device__ inline float squared_error(float x, float factor, float block_scale, float decode) {
   const float d = nvfp4_value(e2m1_round(x * factor), block_scale, decode) - x;
   return d * d;
-}
-
-// Codes of a 1x16 block with rule amax.
-__device__ inline void code_plain(const QuantJob& job, const BlockPlace& place, const FactorTable& table,
-                                  const float (&v)[kQuantBlock], float amax, CodedBlock& out) {
-  out.scale = nvfp4_block_scale(amax, nvfp4_block_multiplier(job.spec.headroom, place.scale.encode));
-  out.factor = job.spec.scale_scope == ScaleScope::kTensor
-                   ? table.factor[out.scale]
-                   : nvfp4_encode_factor(e4m3_value(out.scale), place.scale.decode);
-  code_rounded(job, place, v, out);
 }
 
 // Codes of a 1x16 block with four_over_six; returns whether it chose four.
@@ -248,9 +238,8 @@ __device__ inline uint32_t e4m3_code(const CodedBlock& b, int i) {
   return b.word[i / 4] >> (8 * (i % 4)) & 255u;
 }
 
-__device__ inline void count_nvfp4(const QuantJob& job, const BlockPlace& place,
-                                   const float (&v)[kQuantBlock], const CodedBlock& coded,
-                                   BlockCounts& counts) {
+// Values that decode to something.
+__device__ inline uint32_t count_decoded(const CodedBlock& coded) {
   // Codes that are not zero come from values that are not zero.
   uint32_t decoded = 0;
 #pragma unroll
@@ -258,19 +247,28 @@ __device__ inline void count_nvfp4(const QuantJob& job, const BlockPlace& place,
     const uint32_t c = coded.word[w];
     decoded += static_cast<uint32_t>(__popc((c | c >> 1 | c >> 2) & 0x11111111u));
   }
-  counts.value[kCountFlushed] += count_nonzero(v) - (coded.scale == 0u ? 0u : decoded);
-  const float block_scale = e4m3_value(coded.scale), decode = place.scale.decode;
+  return coded.scale == 0u ? 0u : decoded;
+}
+
+// Values that BF16 cannot hold.
+__device__ inline uint32_t count_inexact(const QuantJob& job, const BlockPlace& place,
+                                         const CodedBlock& coded) {
+  const float decode = place.scale.decode;
   // q*s counts in 2^-10 and stays below 2^12, so most tensor scales leave q*s*S_dec exact in BF16.
-  if (job.spec.scale_round == ScaleRound::kPow2 && !(decode >= 0x1p-123f && decode <= 0x1p115f)) {
-    const double s = double{block_scale} * double{decode};
-    uint64_t codes = coded.word[0] | uint64_t{coded.word[1]} << 32;
+  if (job.spec.scale_round == ScaleRound::kFp32 || (decode >= 0x1p-123f && decode <= 0x1p115f)) return 0;
+  const double s = double{e4m3_value(coded.scale)} * double{decode};
+  uint64_t codes = coded.word[0] | uint64_t{coded.word[1]} << 32;
+  uint32_t count = 0;
 #pragma unroll 1
-    for (int i = 0; i < kQuantBlock; ++i, codes >>= 4) {
-      const double q = double{e2m1_value(static_cast<uint32_t>(codes))};
-      counts.value[kCountInexact] += fits_bf16(q * s) ? 0u : 1u;
-    }
+  for (int i = 0; i < kQuantBlock; ++i, codes >>= 4) {
+    count += fits_bf16(double{e2m1_value(static_cast<uint32_t>(codes))} * s) ? 0u : 1u;
   }
-  if (!job.energies) return;
+  return count;
+}
+
+__device__ inline void measure_nvfp4(const BlockPlace& place, const float (&v)[kQuantBlock],
+                                     const CodedBlock& coded, BlockCounts& counts) {
+  const float block_scale = e4m3_value(coded.scale), decode = place.scale.decode;
   double error = 0, signal = 0;
 #pragma unroll
   for (int i = 0; i < kQuantBlock; ++i) {
@@ -283,6 +281,14 @@ __device__ inline void count_nvfp4(const QuantJob& job, const BlockPlace& place,
   const double unit = double{place.unit} * double{place.unit};
   counts.error += unit * error;
   counts.signal += unit * signal;
+}
+
+__device__ inline void count_nvfp4(const QuantJob& job, const BlockPlace& place,
+                                   const float (&v)[kQuantBlock], const CodedBlock& coded,
+                                   BlockCounts& counts) {
+  counts.value[kCountFlushed] += count_nonzero(v) - count_decoded(coded);
+  counts.value[kCountInexact] += count_inexact(job, place, coded);
+  if (job.energies) measure_nvfp4(place, v, coded, counts);
 }
 
 // Values beyond the largest code. `factor` is what the block was coded with.
@@ -323,6 +329,61 @@ __device__ inline void count_mxfp8(const QuantJob& job, const float (&v)[kQuantB
     counts.error += d * d;
     counts.signal += x * x;
   }
+}
+
+// Rule amax in 1x16 blocks ----------------------------------------------------------------------------
+
+// A block on its way through the rules as kernels/formats has them; in memory, since hardly any goes there.
+struct PlainBlock {
+  float v[kQuantBlock];
+  uint32_t word[2];
+  uint32_t nonzero, clipped;
+};
+
+static __device__ __noinline__ void code_plainly(PlainBlock& b, float factor, bool stochastic,
+                                                 PhiloxBits bits) {
+  CodedBlock coded;
+  stochastic ? code_stochastic(b.v, factor, bits, coded) : code_nearest(b.v, factor, coded);
+  b.word[0] = coded.word[0], b.word[1] = coded.word[1];
+  b.nonzero = count_nonzero(b.v);
+  b.clipped = count_clipped(b.v, factor, kE2m1Max);
+}
+
+// Codes and counts of a block; `table` has the factors of its tensor scale, null: its row's own. Returns
+// false where the values are not all finite.
+template <bool kPairs>
+__device__ inline bool encode_plain(const QuantJob& job, const BlockPlace& place, const FactorTable* table,
+                                    const BlockValues& b, bool counted, CodedBlock& coded,
+                                    BlockCounts& counts) {
+  float amax = amax_or_nan<kPairs>(b);
+  const bool all_finite = amax <= kFloatMax;
+  if (!all_finite) amax = block_max(b.v);
+  coded.scale = e4m3_byte(amax * nvfp4_block_multiplier(job.spec.headroom, place.scale.encode));
+  coded.factor =
+      table ? table->factor[coded.scale] : nvfp4_encode_factor(e4m3_value(coded.scale), place.scale.decode);
+  const bool stochastic = job.spec.rounding == Rounding::kStochastic;
+  const PhiloxBits bits = stochastic ? site_draw(job.draw_key, place.number) : PhiloxBits{};
+  uint32_t nonzero = 0, clipped = 0;
+  if (all_finite && is_ordinary(amax, coded.factor)) {
+    code_fast<kPairs>(b, coded.factor, stochastic, bits, coded.word);
+    if (counted) {
+      nonzero = nonzero_values<kPairs>(b);
+      clipped = clipped_values(b, amax, coded.factor);
+    }
+  } else {
+    PlainBlock plain;
+#pragma unroll
+    for (int i = 0; i < kQuantBlock; ++i) plain.v[i] = b.v[i];
+    code_plainly(plain, coded.factor, stochastic, bits);
+    coded.word[0] = plain.word[0], coded.word[1] = plain.word[1];
+    nonzero = plain.nonzero, clipped = plain.clipped;
+  }
+  if (counted) {
+    counts.value[kCountFlushed] += nonzero - count_decoded(coded);
+    counts.value[kCountClipped] += clipped;
+    counts.value[kCountInexact] += count_inexact(job, place, coded);
+  }
+  return all_finite;
 }
 
 }  // namespace fp4t::cuda

@@ -66,6 +66,18 @@ __device__ inline void add_counts(const QuantJob& job, const BlockCounts& counts
   }
 }
 
+// A rotation from end to end: BF16 pairs too where it ends in BF16.
+__device__ inline void rotate_block(const QuantJob& job, int block, BlockValues& b) {
+  rotate_lanes(job.signs, job.spec.hadamard, block, b.v);
+  const float scale = hadamard_scale(job.spec.hadamard);
+#pragma unroll
+  for (int i = 0; i < kQuantBlock; ++i) b.v[i] *= scale;
+  if (job.spec.hadamard_out == HadamardOut::kFp32) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) b.word[i] = round_pair(b.v[2 * i], b.v[2 * i + 1]);
+  widen(b.word, b.v);
+}
+
 template <bool kColumn, Coder kCoder>
 struct EncodeShared {
   FactorTable factors;
@@ -74,23 +86,37 @@ struct EncodeShared {
   TileSquares squares[kCoder == Coder::kTile ? kQuantThreads / 32 : 0];
 };
 
-// Rotation, rounding after it, coding, counting of one block that the thread holds.
+// Coding and counting of one block that the thread holds, rule amax.
+template <class Shared>
+__device__ inline void code_plain(const QuantJob& job, const BlockPlace& place, bool counted, int block,
+                                  const uint32_t (&word)[8], const Shared& shared, CodedBlock& coded,
+                                  BlockCounts& counts) {
+  BlockValues b;
+  widen(word, b.v);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) b.word[i] = word[i];
+  const bool rotated = job.spec.hadamard != 0,
+             pairs = !rotated || job.spec.hadamard_out == HadamardOut::kBf16;
+  if (rotated) rotate_block(job, block, b);
+  const FactorTable* table = job.spec.scale_scope == ScaleScope::kTensor ? &shared.factors : nullptr;
+  counted = counted && job.counts != nullptr;
+  const bool all_finite = pairs ? encode_plain<true>(job, place, table, b, counted, coded, counts)
+                                : encode_plain<false>(job, place, table, b, counted, coded, counts);
+  if (counted && !all_finite) counts.value[kCountNonFinite] += count_non_finite(word);
+  if (counted && job.energies) measure_nvfp4(place, b.v, coded, counts);
+}
+
+// The same for the other coders.
 template <Coder kCoder, class Shared>
 __device__ inline void code_block(const QuantJob& job, const BlockPlace& place, bool counted, int block,
                                   const uint32_t (&word)[8], Shared& shared, CodedBlock& coded,
                                   BlockCounts& counts) {
-  float v[kQuantBlock];
-  widen(word, v);
+  BlockValues b;
+  widen(word, b.v);
   if (kCoder != Coder::kMxfp8 && kCoder != Coder::kTile && job.spec.hadamard != 0) {
-    rotate_lanes(job.signs, job.spec.hadamard, block, v);
-    const float scale = hadamard_scale(job.spec.hadamard);
-#pragma unroll
-    for (int i = 0; i < kQuantBlock; ++i) v[i] *= scale;
-    if (job.spec.hadamard_out == HadamardOut::kBf16) {
-#pragma unroll
-      for (int i = 0; i < kQuantBlock; ++i) v[i] = bf16_to_f32(f32_to_bf16(v[i]));
-    }
+    rotate_block(job, block, b);
   }
+  const float(&v)[kQuantBlock] = b.v;
   float amax = block_max(v);
   uint32_t clipped = 0;
   bool four = false;
@@ -100,10 +126,8 @@ __device__ inline void code_block(const QuantJob& job, const BlockPlace& place, 
     clipped = code_ms_eden(job, place, v, amax, coded);
   } else if constexpr (kCoder == Coder::kTile) {
     four = code_tile(job, place, v, amax, shared.squares[threadIdx.x / 32], coded) && place.leads;
-  } else if constexpr (kCoder == Coder::kFourOverSix) {
-    four = code_four_over_six(place, v, amax, coded);
   } else {
-    code_plain(job, place, shared.factors, v, amax, coded);
+    four = code_four_over_six(place, v, amax, coded);
   }
   if (!job.counts || !counted) return;
   counts.value[kCountNonFinite] += count_non_finite(word);
@@ -165,7 +189,11 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
       }
       const bool stored = t.row0 + r < t.padded_rows && in_row * kQuantBlock < t.length;
       CodedBlock coded;
-      code_block<kCoder>(job, place, stored, block, word, shared, coded, counts);
+      if constexpr (kCoder == Coder::kPlain) {
+        code_plain(job, place, stored, block, word, shared, coded, counts);
+      } else {
+        code_block<kCoder>(job, place, stored, block, word, shared, coded, counts);
+      }
       if (!stored) continue;
       store_codes(job, t, r, block, coded);
       store_scale(job, t, r, block, coded);

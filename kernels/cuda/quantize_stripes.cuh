@@ -1,0 +1,20 @@
+// The fast column orientation (quantize_stripes.cu).
+#pragma once
+
+#include "kernels/cuda/quantize_amax.cuh"
+
+namespace fp4t::cuda {
+
+struct StripeJob {
+  QuantJob column;
+  uint32_t flip[kQuantBlock];  // signs of the rotation, for two columns side by side
+};
+
+// Whether the kernels here code `job`: rule amax in 1x16 blocks, no rotation longer than a block, aligned
+// memory. A pure function of the job.
+bool takes_stripes(const QuantJob& job, Coder coder);
+StripeJob stripe_job(const QuantJob& column);
+void launch_stripes_amax(Queue& queue, const StripeJob& s);
+void launch_stripes(Queue& queue, const StripeJob& s);
+
+}  // namespace fp4t::cuda
