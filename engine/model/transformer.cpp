@@ -17,6 +17,7 @@ Transformer::Impl::Impl(Queue& queue_in, const Plan& plan_in, Poison poison)
       state(take_state(dims, static_cast<int64_t>(gemm_sites(plan_in).size()), num_moe_layers(plan_in.model),
                        ArenaTake{run_arena})),
       monitors(queue_in, plan_in, state) {
+  queue.reserve_workspace(plan.memory.workspace_bytes);
   FP4T_CHECK(plan.parallel.expert == 1, "experts over ", plan.parallel.expert, " ranks");
   build_blocks();
   embedding = &params.find("embed.weight");

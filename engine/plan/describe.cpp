@@ -112,14 +112,15 @@ void add_arena(std::string& text, const char* name, std::vector<MemoryLine> line
 
 std::string memory_text(const Plan& plan) {
   const MemoryPlan& m = plan.memory;
-  std::string text = detail::concat("memory on ", plan.machine.device_name, ": ",
-                                    bytes_text(m.run_bytes + m.step_bytes + m.scratch_bytes));
+  std::string text =
+      detail::concat("memory on ", plan.machine.device_name, ": ", bytes_text(m.total_bytes()));
   if (plan.machine.memory_bytes > 0) text += " of " + bytes_text(plan.machine.memory_bytes);
   if (plan.machine.free_bytes > 0) text += ", " + bytes_text(plan.machine.free_bytes) + " free";
   text += "\n";
   add_arena(text, "run", m.run, m.run_bytes);
   add_arena(text, "step", m.step, m.step_bytes);
   add_arena(text, "scratch", m.scratch, m.scratch_bytes);
+  if (m.workspace_bytes > 0) text += "  workspace of the kernels " + bytes_text(m.workspace_bytes) + "\n";
   int64_t keep = 0;
   for (const StagePlan& stage : plan.stages) {
     keep = std::max(keep, std::visit([](const auto& s) { return s.checkpoint.keep; }, stage.spec));

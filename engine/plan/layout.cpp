@@ -266,6 +266,25 @@ bool head_gradient_is_whole(const Plan& plan) {
   return false;
 }
 
+std::vector<ProductCodes> product_codes(const GemmSite& site, const TablePair& tables, int64_t rows) {
+  const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
+  std::vector<ProductCodes> products;
+  const auto add = [&](GemmRole gemm, OperandRole a, OperandRole b, const BackwardCell* backward) {
+    const auto codes = [&](OperandRole operand) {
+      const OperandForm form = operand_form(gemm, operand, forward, backward);
+      return form.spec.quantised() ? operand_layout(form, site, rows) : QuantView{};
+    };
+    products.push_back({codes(a), codes(b)});
+  };
+  add(GemmRole::kFprop, OperandRole::kAct, OperandRole::kWeight, nullptr);
+  if (tables.backward) {
+    const BackwardCell& backward = tables.backward->cell(site.layer, site.module);
+    add(GemmRole::kDgrad, OperandRole::kGrad, OperandRole::kWeight, &backward);
+    add(GemmRole::kWgrad, OperandRole::kGrad, OperandRole::kAct, &backward);
+  }
+  return products;
+}
+
 int64_t token_block_rows(const Plan& plan) {
   return std::max<int64_t>({plan.max_tokens, plan.max_decode_tokens, plan.max_cache_slots, 1});
 }

@@ -14,6 +14,7 @@
 #include "engine/plan/plan.h"
 #include "kernels/base/tensor.h"
 #include "kernels/formats/quant.h"
+#include "kernels/ops/capability.h"
 
 namespace fp4t {
 
@@ -83,6 +84,8 @@ QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t 
 Shape forward_values_shape(const OperandForm& form, const GemmSite& site, int64_t rows);
 // Scratch of the largest of a site's products for a call of this many rows.
 int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_t rows);
+// The codes that each of a site's products meets in a call of this many rows.
+std::vector<ProductCodes> product_codes(const GemmSite& site, const TablePair& tables, int64_t rows);
 
 template <class Take>
 QuantView take_quant(const std::string& block, QuantView layout, Take&& take) {

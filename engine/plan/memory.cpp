@@ -4,6 +4,7 @@
 
 #include "engine/plan/layout.h"
 #include "kernels/base/arena.h"
+#include "kernels/base/numeric.h"
 
 namespace fp4t {
 
@@ -135,6 +136,23 @@ Pricer largest_block_scratch(const Plan& plan, const ModelDims& dims) {
                            [](const Pricer& a, const Pricer& b) { return a.total() < b.total(); });
 }
 
+// Ops run one at a time: the largest of what each takes.
+int64_t workspace(const Plan& plan, const ModelDims& dims, const std::vector<GemmSite>& sites) {
+  const Machine& machine = plan.machine;
+  const int64_t rows = token_block_rows(plan);
+  int64_t bytes = std::max(workspace_bytes(machine, rows, dims.heads, dims.vocabulary),
+                           workspace_bytes(machine, CachedRows{plan.max_decode_tokens, dims.heads,
+                                                               dims.head_dim, plan.max_cache_length}));
+  for (const TablePair& tables : table_pairs(plan)) {
+    for (const GemmSite& site : sites) {
+      for (const ProductCodes& codes : product_codes(site, tables, site_rows(dims, site, rows))) {
+        bytes = std::max(bytes, workspace_bytes(machine, codes));
+      }
+    }
+  }
+  return align_up(bytes, 256);
+}
+
 int64_t checkpoint_bytes(const Plan& plan) {
   int64_t bytes = 0;
   for (const ParamInfo& info : plan.parameters) {
@@ -178,6 +196,7 @@ MemoryPlan plan_memory(const Plan& plan) {
   m.scratch.insert(m.scratch.end(), block.lines().begin(), block.lines().end());
   m.scratch.push_back({"operands of a product", operands});
   m.scratch_bytes = stream.total() + block.total() + operands;
+  m.workspace_bytes = workspace(plan, dims, sites);
 
   m.checkpoint_bytes = checkpoint_bytes(plan);
   return m;

@@ -5,6 +5,7 @@
 #include "engine/plan/memory.h"
 #include "engine/plan/sizes.h"
 #include "engine/recipe/load.h"
+#include "kernels/ops/capability.h"
 
 namespace fp4t {
 
@@ -23,6 +24,11 @@ void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& pr
     problems.general(detail::concat("parallel.", key, ": ", value, " needs ", value,
                                     " ranks, and this program runs on one; allowed: 1"));
   }
+}
+
+void check_kernels(const Plan& plan, ProblemList& problems) {
+  const std::string why = head_dim_obstacle(plan.machine, plan.model.head_dim);
+  if (!why.empty()) problems.general(detail::concat("model.head_dim: ", plan.model.head_dim, ", and ", why));
 }
 
 void resolve_vocabulary(Plan& plan, ProblemList& problems) {
@@ -76,14 +82,14 @@ void check_reference(const Plan& plan, ProblemList& problems) {
 
 void check_memory(const Plan& plan, ProblemList& problems) {
   const MemoryPlan& m = plan.memory;
-  const int64_t total = m.run_bytes + m.step_bytes + m.scratch_bytes;
+  const int64_t total = m.total_bytes();
   const Machine& machine = plan.machine;
   const int64_t room = machine.free_bytes > 0 ? machine.free_bytes : machine.memory_bytes;
   if (room <= 0 || total <= room) return;
   problems.general(detail::concat("the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ",
-                                  m.step_bytes >> 20, ", scratch ", m.scratch_bytes >> 20, ") and ",
-                                  machine.device_name, " has ", room >> 20, " MiB",
-                                  machine.free_bytes > 0 ? " free" : "",
+                                  m.step_bytes >> 20, ", scratch ",
+                                  (m.scratch_bytes + m.workspace_bytes) >> 20, ") and ", machine.device_name,
+                                  " has ", room >> 20, " MiB", machine.free_bytes > 0 ? " free" : "",
                                   ": smaller micro-batches or parallel.recompute: block need less"));
 }
 
@@ -113,6 +119,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   plan.machine = machine;
   ProblemList problems;
   check_machine(recipe, machine, problems);
+  check_kernels(plan, problems);
   resolve_vocabulary(plan, problems);
   make_stages(plan, recipe);
   size_plan(plan, problems);

@@ -93,6 +93,7 @@ std::string plan_json(const Plan& plan) {
   j["memory"] = {{"run", arena_json(plan.memory.run, plan.memory.run_bytes)},
                  {"step", arena_json(plan.memory.step, plan.memory.step_bytes)},
                  {"scratch", arena_json(plan.memory.scratch, plan.memory.scratch_bytes)}};
+  if (plan.memory.workspace_bytes > 0) j["memory"]["workspace"] = arena_json({}, plan.memory.workspace_bytes);
   j["checkpoint_bytes"] = plan.memory.checkpoint_bytes;
   return j.dump(1) + "\n";
 }

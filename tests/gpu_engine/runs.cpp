@@ -126,11 +126,12 @@ TEST_F(GpuRuns, a_step_waits_for_the_device_twice_however_many_micro_batches_it_
   }
 }
 
-TEST_F(GpuRuns, scratch_does_not_grow_after_the_first_step) {
-  const QueueCounts one = pretrain_counts(folder_.path(), 1, 4), many = pretrain_counts(folder_.path(), 6, 4);
-  EXPECT_GT(one.workspace_bytes, 0);
-  EXPECT_EQ(many.workspace_allocations, one.workspace_allocations);
-  EXPECT_EQ(many.workspace_bytes, one.workspace_bytes);
+TEST_F(GpuRuns, scratch_is_what_the_plan_priced_and_never_grows) {
+  EXPECT_EQ(pretrain_counts(folder_.path(), 6, 4).workspace_allocations, 1);
+  const QueueCounts counts = run("run", kTinyRecipe);
+  EXPECT_EQ(counts.workspace_allocations, 1);
+  const Recipe recipe = parse_recipe(kTinyRecipe, "recipe.yaml", {"run.device=cuda"}).recipe;
+  EXPECT_EQ(counts.workspace_bytes, make_plan(recipe, probe_machine("cuda", 1), {}).memory.workspace_bytes);
 }
 
 TEST_F(GpuRuns, the_list_of_kernels_names_those_of_the_gpu) {
