@@ -1,5 +1,6 @@
 // Cached decoding: prefill and token steps; on a GPU token steps are recorded once and replayed.
 #include <algorithm>
+#include <cstring>
 
 #include "engine/model/transformer_impl.h"
 #include "kernels/ops/run.h"
@@ -44,38 +45,73 @@ TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
   check_rows(pass, rows);
   forget();
   enter(Phase::kDecode);
-  const int64_t bucket = recorded_rows(pass, rows);
-  if (bucket > 0) return decode_recorded(pass, rows, bucket);
-  upload_rows(rows);
-  return enqueue_decode(pass, static_cast<int64_t>(rows.tokens.size()),
-                        static_cast<int64_t>(rows.logit_rows.size()), true);
-}
-
-void Transformer::Impl::upload_rows(const DecodeRows& rows) {
   upload(rows.tokens, token_blocks.tokens);
   upload(rows.positions, token_blocks.positions);
   upload(rows.slots, token_blocks.groups);
   upload(rows.logit_rows, token_blocks.logit_rows);
+  const auto count = static_cast<int64_t>(rows.tokens.size());
+  return enqueue_decode(pass,
+                        {token_blocks.tokens.rows(0, count), token_blocks.positions.rows(0, count),
+                         token_blocks.groups.rows(0, count),
+                         token_blocks.logit_rows.rows(0, static_cast<int64_t>(rows.logit_rows.size()))},
+                        true);
 }
 
-TensorView Transformer::Impl::enqueue_decode(const Pass& pass, int64_t count, int64_t num_logits,
-                                             bool counting) {
+Transformer::Drawn Transformer::Impl::decode_and_draw(const Pass& pass, const DecodeRows& rows,
+                                                      const Draws& draws) {
+  FP4T_CHECK_EQ(draws.sample_ids.size(), rows.logit_rows.size());
+  FP4T_CHECK_EQ(draws.positions.size(), rows.logit_rows.size());
+  const int64_t bucket = recorded_rows(pass, rows);
+  if (bucket > 0) return decode_recorded(pass, rows, draws, bucket);
+  const TensorView drawn_from = decode(pass, rows);
+  // The call has done with its positions and has no targets: drawing reuses both.
+  const int64_t n = drawn_from.dim(0);
+  const TensorView ids = token_blocks.sample_ids.rows(0, n), positions = token_blocks.positions.rows(0, n);
+  const TensorView tokens = token_blocks.targets.rows(0, n), log_prob = token_blocks.log_prob.rows(0, n);
+  queue.upload(ids.data, draws.sample_ids.data(), ids.bytes());
+  queue.upload(positions.data, draws.positions.data(), positions.bytes());
+  enqueue_draws(drawn_from, draws, ids, positions, tokens, log_prob);
+  Download drawn = queue.download(tokens.data, tokens.bytes());
+  Download scores = queue.download(log_prob.data, log_prob.bytes());
+  return {drawn.values<int32_t>(), scores.values<float>()};
+}
+
+TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& in, bool counting) {
   const ArenaTake take{step_arena};
+  const int64_t count = in.tokens.dim(0);
+  const bool all_rows = in.logit_rows.empty();
   BatchActs acts = take_batch_acts(plan, dims, {}, count, Keep::kNothing, take);
-  const DecodeHead h = take_decode_head(dims, num_logits, take);
-  const Call call = make_call(pass, count, counting);
-  embed(call, acts.stream[0]);
+  const DecodeHead h = take_decode_head(dims, all_rows ? count : in.logit_rows.dim(0), take);
+  Call call = make_call(pass, count, counting);
+  call.positions = in.positions;
+  call.groups = in.slots;
+  embed(in.tokens, acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
     const KvCacheView cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache);
     blocks[l].forward(call, acts.stream[l], acts.layers[l], &cache, acts.stream[l + 1]);
   }
-  if (num_logits == 0) return h.logits;
-  run(queue, PermuteRows{.x = acts.stream.back(),
-                         .token_of = token_blocks.logit_rows.rows(0, num_logits),
-                         .out = h.gathered});
-  final_norm(h.gathered, h.final_in, h.final_rstd);
+  if (h.logits.dim(0) == 0) return h.logits;
+  TensorView last = acts.stream.back();
+  if (!all_rows) {
+    run(queue, PermuteRows{.x = last, .token_of = in.logit_rows, .out = h.gathered});
+    last = h.gathered;
+  }
+  final_norm(last, h.final_in, h.final_rstd);
   head->linear().forward(call, h.final_in, {}, {}, h.logits);
   return h.logits;
+}
+
+void Transformer::Impl::enqueue_draws(const TensorView& from, const Draws& draws,
+                                      const TensorView& sample_ids, const TensorView& positions,
+                                      const TensorView& tokens, const TensorView& log_prob) {
+  run(queue, SampleTokens{.logits = from,
+                          .temperature = draws.temperature,
+                          .top_p = draws.top_p,
+                          .key = draws.key,
+                          .sample_ids = sample_ids,
+                          .positions = positions,
+                          .tokens = tokens,
+                          .log_prob = log_prob});
 }
 
 // Recorded calls ------------------------------------------------------------------------------------
@@ -130,26 +166,54 @@ void Transformer::Impl::prepare_weights(const Call& call) {
   head->linear().prepare_forward(call);
 }
 
-TensorView Transformer::Impl::decode_recorded(const Pass& pass, DecodeRows rows, int64_t bucket) {
-  // Padding rows write to a slot that no sequence has.
-  const auto size = static_cast<size_t>(bucket);
-  const size_t count = rows.tokens.size();
-  rows.tokens.resize(size, 0);
-  rows.positions.resize(size, 0);
-  rows.slots.resize(size, static_cast<int32_t>(plan.max_cache_slots));
-  for (size_t i = count; i < size; ++i) rows.logit_rows.push_back(static_cast<int32_t>(i));
-  upload_rows(rows);
-  prepare_weights(make_call(pass, bucket, false));
-  RecordedCall& r = recorded[{pass.forward, bucket}];
-  if (r.recording.empty()) {
-    if (!r.warm) {
-      r.warm = true;
-      return enqueue_decode(pass, bucket, bucket, false).rows(0, static_cast<int64_t>(count));
-    }
-    r.recording = queue.record([&] { r.logits = enqueue_decode(pass, bucket, bucket, false); });
+TensorView Transformer::Impl::replay_decode(const Pass& pass, const RowInputs& in) {
+  const int64_t rows = in.tokens.dim(0);
+  prepare_weights(make_call(pass, rows, false));
+  RecordedCall& r = recorded[{pass.forward, rows}];
+  if (!r.warm) {
+    r.warm = true;
+    return enqueue_decode(pass, in, false);
   }
+  if (r.recording.empty()) r.recording = queue.record([&] { r.logits = enqueue_decode(pass, in, false); });
   queue.replay(r.recording);
-  return r.logits.rows(0, static_cast<int64_t>(count));
+  return r.logits;
+}
+
+Transformer::Drawn Transformer::Impl::decode_recorded(const Pass& pass, const DecodeRows& rows,
+                                                      const Draws& draws, int64_t bucket) {
+  check_rows(pass, rows);
+  forget();
+  enter(Phase::kDecode);
+  // Sample ids of 64 bits, tokens, positions, slots, positions of the draws. Padding rows write to a slot
+  // that no sequence has.
+  const auto size = static_cast<size_t>(bucket), count = rows.tokens.size();
+  std::vector<int32_t> packed(6 * size, 0);
+  std::memcpy(packed.data(), draws.sample_ids.data(), count * sizeof(int64_t));
+  const auto part = [&](size_t i) { return packed.begin() + static_cast<int64_t>(i * size); };
+  std::copy(rows.tokens.begin(), rows.tokens.end(), part(2));
+  std::copy(rows.positions.begin(), rows.positions.end(), part(3));
+  std::copy(rows.slots.begin(), rows.slots.end(), part(4));
+  std::fill(part(4) + static_cast<int64_t>(count), part(5), static_cast<int32_t>(plan.max_cache_slots));
+  std::copy(draws.positions.begin(), draws.positions.end(), part(5));
+  upload(packed, token_blocks.decode_inputs);
+
+  const auto input = [&](int64_t i, int64_t n) { return token_blocks.decode_inputs.rows(i * bucket, n); };
+  const TensorView drawn_from =
+      replay_decode(pass, {input(2, bucket), input(3, bucket), input(4, bucket), TensorView{}});
+  const auto n = static_cast<int64_t>(count);
+  const TensorView ids = {token_blocks.decode_inputs.data, DType::kI64, {n}};
+  const TensorView tokens = token_blocks.decode_outputs.rows(0, n);
+  TensorView log_prob = token_blocks.decode_outputs.rows(n, n);
+  log_prob.dtype = DType::kF32;
+  enqueue_draws(drawn_from.rows(0, n), draws, ids, input(5, n), tokens, log_prob);
+  std::vector<int32_t> drawn =
+      queue.download(token_blocks.decode_outputs.data, 2 * tokens.bytes()).values<int32_t>();
+  Drawn result;
+  result.log_probs.resize(count);
+  std::memcpy(result.log_probs.data(), drawn.data() + count, count * sizeof(float));
+  drawn.resize(count);
+  result.tokens = std::move(drawn);
+  return result;
 }
 
 }  // namespace fp4t

@@ -154,10 +154,8 @@ void Transformer::Impl::upload(const std::vector<int32_t>& values, const TensorV
   queue.upload(block.data, values.data(), static_cast<int64_t>(values.size()) * 4);
 }
 
-void Transformer::Impl::embed(const Call& call, const TensorView& out) {
-  run(queue,
-      EmbedForward{
-          .table = operand_of(*embedding), .tokens = token_blocks.tokens.rows(0, call.tokens), .out = out});
+void Transformer::Impl::embed(const TensorView& tokens, const TensorView& out) {
+  run(queue, EmbedForward{.table = operand_of(*embedding), .tokens = tokens, .out = out});
 }
 
 void Transformer::Impl::final_norm(const TensorView& x, const TensorView& out, const TensorView& rstd) {
@@ -186,7 +184,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   upload(batch.doc_begin, token_blocks.groups);
 
   const Call call = make_call(pass, tokens, true);
-  embed(call, k.acts.stream[0]);
+  embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
     blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
   }
@@ -254,18 +252,17 @@ void Transformer::backward(const Pass& pass, const Scoring& scoring, float lse_s
 }
 TensorView Transformer::logits(const Pass& pass) { return impl_->logits_of_batch(pass); }
 TensorView Transformer::decode(const Pass& pass, const DecodeRows& rows) { return impl_->decode(pass, rows); }
+Transformer::Drawn Transformer::decode_and_draw(const Pass& pass, const DecodeRows& rows,
+                                                const Draws& draws) {
+  return impl_->decode_and_draw(pass, rows, draws);
+}
 
 Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
   const TokenBlocks& b = impl_->token_blocks;
-  return {b.targets.rows(0, num_tokens), b.log_prob.rows(0, num_tokens), b.lse.rows(0, num_tokens),
-          b.entropy.rows(0, num_tokens), b.d_log_prob.rows(0, num_tokens)};
-}
-
-Transformer::SampleBuffers Transformer::sample_buffers(int64_t rows) {
-  // A decode call has done with its positions and has no targets: drawing reuses both.
-  const TokenBlocks& b = impl_->token_blocks;
-  return {b.sample_ids.rows(0, rows), b.positions.rows(0, rows), b.targets.rows(0, rows),
-          b.log_prob.rows(0, rows)};
+  const auto rows = [&](const TensorView& v) { return v.rows(0, num_tokens); };
+  return {rows(b.targets),    rows(b.log_prob),     rows(b.lse),       rows(b.entropy),
+          rows(b.d_log_prob), rows(b.old_log_prob), rows(b.reference), rows(b.advantage),
+          rows(b.weight),     rows(b.loss),         rows(b.clipped)};
 }
 
 void Transformer::weights_changed() {

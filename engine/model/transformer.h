@@ -14,6 +14,7 @@
 #include "engine/model/params.h"
 #include "engine/plan/plan.h"
 #include "kernels/base/arena.h"
+#include "kernels/base/philox.h"
 #include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 
@@ -107,6 +108,8 @@ class Transformer {
     TensorView targets;                 // I32, filled by forward from the batch
     TensorView log_prob, lse, entropy;  // F32, filled by score
     TensorView d_log_prob;              // F32, for backward
+    // For a policy objective between the two: F32, but weight F64 and clipped I32.
+    TensorView old_log_prob, reference, advantage, weight, loss, clipped;
   };
   TokenBuffers token_buffers(int64_t num_tokens);
 
@@ -120,16 +123,19 @@ class Transformer {
   };
   TensorView decode(const Pass& pass, const DecodeRows& rows);
 
-  // Device buffers for drawing one token for each of `rows` logit rows (rows <= max_decode_tokens and
-  // max_cache_slots), valid until
-  // the next forward or decode.
-  struct SampleBuffers {
-    TensorView sample_ids;  // I64 [rows]
-    TensorView positions;   // I32 [rows]
-    TensorView tokens;      // I32 [rows]
-    TensorView log_prob;    // F32 [rows]
+  // One token for each logit row of a decode call (kernels/ops/sample.h).
+  struct Draws {
+    float temperature, top_p;
+    PhiloxKey key;
+    std::vector<int64_t> sample_ids;
+    std::vector<int32_t> positions;
   };
-  SampleBuffers sample_buffers(int64_t rows);
+  struct Drawn {
+    std::vector<int32_t> tokens;
+    std::vector<float> log_probs;
+  };
+  // decode(), and the draws from its logits: the host waits for the device once.
+  Drawn decode_and_draw(const Pass& pass, const DecodeRows& rows, const Draws& draws);
 
   // After parameters changed (optimizer step, load): derived copies and codes are made anew on next use.
   void weights_changed();

@@ -23,12 +23,21 @@ struct Transformer::Impl {
   void backward(const Pass& pass, const Scoring& scoring, float lse_slope);
   TensorView logits_of_batch(const Pass& pass);
   TensorView decode(const Pass& pass, const DecodeRows& rows);
+  Drawn decode_and_draw(const Pass& pass, const DecodeRows& rows, const Draws& draws);
 
-  // What a decode call enqueues once its inputs are on the device; returns the logits.
-  TensorView enqueue_decode(const Pass& pass, int64_t count, int64_t num_logits, bool counting);
-  // The same as a recording, where that gives the same bits. Rows of the call, 0 where it does not.
+  // Inputs of a decode call on the device.
+  struct RowInputs {
+    TensorView tokens, positions, slots;
+    TensorView logit_rows;  // empty: all rows, in order
+  };
+  // What the call enqueues then; returns the logits.
+  TensorView enqueue_decode(const Pass& pass, const RowInputs& in, bool counting);
+  void enqueue_draws(const TensorView& from, const Draws& draws, const TensorView& sample_ids,
+                     const TensorView& positions, const TensorView& tokens, const TensorView& log_prob);
+  // Rows of the recording that serves the call; 0 where none gives the same bits.
   int64_t recorded_rows(const Pass& pass, const DecodeRows& rows);
-  TensorView decode_recorded(const Pass& pass, DecodeRows rows, int64_t bucket);
+  Drawn decode_recorded(const Pass& pass, const DecodeRows& rows, const Draws& draws, int64_t bucket);
+  TensorView replay_decode(const Pass& pass, const RowInputs& in);
   void prepare_weights(const Call& call);
 
   enum class Phase : uint8_t { kNone, kTrain, kDecode };
@@ -37,9 +46,8 @@ struct Transformer::Impl {
   void enter(Phase next);
   void forget();
   Call make_call(const Pass& pass, int64_t tokens, bool counting);
-  void upload_rows(const DecodeRows& rows);
   void upload(const std::vector<int32_t>& values, const TensorView& block);
-  void embed(const Call& call, const TensorView& out);
+  void embed(const TensorView& tokens, const TensorView& out);
   KvCacheView cache_of(int64_t layer, Format format) const;
   void check_batch(const Pass& pass, const TokenBatch& batch) const;
   void check_rows(const Pass& pass, const DecodeRows& rows) const;

@@ -225,7 +225,11 @@ struct TokenBlocks {
   TensorView tokens, positions, targets, groups;  // I32; groups: doc_begin, or slots when decoding
   TensorView logit_rows;                          // I32
   TensorView log_prob, lse, entropy, d_log_prob, d_lse;
-  TensorView sample_ids;  // I64, of drawn tokens
+  TensorView old_log_prob, reference, advantage, loss;  // F32, of the policy objective
+  TensorView weight, clipped;                           // its F64 and I32
+  TensorView sample_ids;                                // I64, of drawn tokens
+  // I32 [6 rows], [2 rows]: a recorded decode call's inputs and outputs, each one copy.
+  TensorView decode_inputs, decode_outputs;
 };
 int64_t token_block_rows(const Plan& plan);
 
@@ -235,10 +239,15 @@ TokenBlocks take_token_blocks(int64_t rows, Take&& take) {
   for (TensorView* v : {&b.tokens, &b.positions, &b.targets, &b.groups, &b.logit_rows}) {
     *v = take("token buffers", DType::kI32, {rows});
   }
-  for (TensorView* v : {&b.log_prob, &b.lse, &b.entropy, &b.d_log_prob, &b.d_lse}) {
+  for (TensorView* v : {&b.log_prob, &b.lse, &b.entropy, &b.d_log_prob, &b.d_lse, &b.old_log_prob,
+                        &b.reference, &b.advantage, &b.loss}) {
     *v = take("token buffers", DType::kF32, {rows});
   }
+  b.weight = take("token buffers", DType::kF64, {rows});
+  b.clipped = take("token buffers", DType::kI32, {rows});
   b.sample_ids = take("token buffers", DType::kI64, {rows});
+  b.decode_inputs = take("token buffers", DType::kI32, {6 * rows});
+  b.decode_outputs = take("token buffers", DType::kI32, {2 * rows});
   return b;
 }
 

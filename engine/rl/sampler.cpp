@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/ops/run.h"
-
 namespace fp4t {
 
 namespace {
@@ -16,51 +14,11 @@ struct Active {
   int32_t next;    // the token that the next decode call reads
 };
 
-// Device buffers of one sampling call, taken from the run's start once a generate().
-class Drawer {
- public:
-  Drawer(Transformer& model, const GenerateOptions& options) : model_(model), options_(options) {}
-
-  // Draws one token for each row of `logits`.
-  void draw(const TensorView& logits, const std::vector<int64_t>& sample_ids,
-            const std::vector<int32_t>& positions) {
-    const auto n = static_cast<int64_t>(sample_ids.size());
-    const auto buffers = model_.sample_buffers(n);
-    Queue& q = model_.queue();
-    q.upload(buffers.sample_ids.data, sample_ids.data(), buffers.sample_ids.bytes());
-    q.upload(buffers.positions.data, positions.data(), buffers.positions.bytes());
-    fp4t::run(q, SampleTokens{.logits = logits,
-                              .temperature = static_cast<float>(options_.temperature),
-                              .top_p = static_cast<float>(options_.top_p),
-                              .key = options_.key,
-                              .sample_ids = buffers.sample_ids,
-                              .positions = buffers.positions,
-                              .tokens = buffers.tokens,
-                              .log_prob = buffers.log_prob});
-    Download drawn = q.download(buffers.tokens.data, buffers.tokens.bytes());
-    Download scores = q.download(buffers.log_prob.data, buffers.log_prob.bytes());
-    tokens = drawn.values<int32_t>();
-    log_probs = scores.values<float>();
-  }
-
-  std::vector<int32_t> tokens;
-  std::vector<float> log_probs;
-
- private:
-  Transformer& model_;
-  const GenerateOptions& options_;
-};
-
 class Batch {
  public:
   Batch(Transformer& model, const Pass& pass, const std::vector<GenerateRequest>& requests,
         const GenerateOptions& options)
-      : model_(model),
-        pass_(pass),
-        requests_(requests),
-        options_(options),
-        drawer_(model, options),
-        results_(requests.size()) {
+      : model_(model), pass_(pass), requests_(requests), options_(options), results_(requests.size()) {
     limit_ = std::min(model.plan().max_cache_length, model.plan().model.max_positions);
     const int64_t slots = std::min(options.max_batch, model.plan().max_cache_slots);
     FP4T_CHECK(slots >= 1, "no cache slots in the plan");
@@ -129,20 +87,19 @@ class Batch {
   void step(const Transformer::DecodeRows& rows, std::vector<Active>& sequences) {
     Pass pass = pass_;
     pass.sample_id = static_cast<uint32_t>(requests_[sequences.front().request].sample_id);
-    const TensorView logits = model_.decode(pass, rows);
-    std::vector<int64_t> ids;
-    std::vector<int32_t> positions;
+    Transformer::Draws draws{
+        static_cast<float>(options_.temperature), static_cast<float>(options_.top_p), options_.key, {}, {}};
     for (const Active& a : sequences) {
-      ids.push_back(requests_[a.request].sample_id);
-      positions.push_back(static_cast<int32_t>(a.length));
+      draws.sample_ids.push_back(requests_[a.request].sample_id);
+      draws.positions.push_back(static_cast<int32_t>(a.length));
     }
-    drawer_.draw(logits, ids, positions);
+    const Transformer::Drawn drawn = model_.decode_and_draw(pass, rows, draws);
     for (size_t i = 0; i < sequences.size(); ++i) {
       Active a = sequences[i];
       Completion& c = results_[a.request];
-      a.next = drawer_.tokens[i];
+      a.next = drawn.tokens[i];
       c.tokens.push_back(a.next);
-      c.log_probs.push_back(drawer_.log_probs[i]);
+      c.log_probs.push_back(drawn.log_probs[i]);
       c.finished = std::find(options_.end_tokens.begin(), options_.end_tokens.end(), a.next) !=
                    options_.end_tokens.end();
       const bool full = static_cast<int64_t>(c.tokens.size()) >= options_.max_tokens || a.length >= limit_;
@@ -159,7 +116,6 @@ class Batch {
   const Pass& pass_;
   const std::vector<GenerateRequest>& requests_;
   const GenerateOptions& options_;
-  Drawer drawer_;
   std::vector<Completion> results_;
   std::vector<Active> active_;
   std::vector<int32_t> free_;

@@ -12,6 +12,7 @@
 #include "engine/stage/context.h"
 #include "engine/stage/evaluate.h"
 #include "engine/stage/rl_metrics.h"
+#include "kernels/ops/run.h"
 
 namespace fp4t {
 
@@ -63,31 +64,29 @@ Scoring scoring_of(const RlSpec& spec, bool entropy) {
   return {static_cast<float>(spec.sampling.temperature), static_cast<float>(spec.sampling.top_p), entropy};
 }
 
-// Forward and scores; log-probabilities come back to the host.
-std::vector<float> score(Run& run, const RlSpec& spec, const Pass& pass, const TokenBatch& batch,
-                         std::vector<float>* entropy) {
-  run.model.forward(pass, batch);
-  run.model.score(pass, scoring_of(spec, entropy != nullptr));
-  const auto b = run.model.token_buffers(batch.size());
-  Download log_prob = run.queue.download(b.log_prob.data, b.log_prob.bytes());
-  if (entropy) *entropy = run.queue.download(b.entropy.data, b.entropy.bytes()).values<float>();
-  return log_prob.values<float>();
-}
-
-// Log-probabilities of every completion token under the present weights and the trainer's table.
+// Log-probabilities of every completion token under the present weights and the trainer's table. The host
+// waits once for all micro-batches.
 std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout,
                                               bool monitor) {
-  std::vector<std::vector<float>> result(rollout.completions.size());
   std::vector<int64_t> all(rollout.completions.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  bool first = true;
-  for (const ScoredBatch& m : micro_batches(rollout, all, spec.objective.micro_tokens)) {
+  const std::vector<ScoredBatch> batches = micro_batches(rollout, all, spec.objective.micro_tokens);
+  std::vector<std::pair<Download, Download>> scores;  // log-probabilities, entropies
+  for (const ScoredBatch& m : batches) {
     Pass pass = run.pass_for_scoring();
     pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
-    pass.measure_error = monitor && first && run.measures_errors();
-    first = false;
-    std::vector<float> entropy;
-    const std::vector<float> log_prob = score(run, spec, pass, m.batch, monitor ? &entropy : nullptr);
+    pass.measure_error = monitor && scores.empty() && run.measures_errors();
+    run.model.forward(pass, m.batch);
+    run.model.score(pass, scoring_of(spec, monitor));
+    const auto b = run.model.token_buffers(m.batch.size());
+    scores.emplace_back(run.queue.download(b.log_prob.data, b.log_prob.bytes()),
+                        monitor ? run.queue.download(b.entropy.data, b.entropy.bytes()) : Download{});
+  }
+  std::vector<std::vector<float>> result(rollout.completions.size());
+  for (size_t k = 0; k < batches.size(); ++k) {
+    const ScoredBatch& m = batches[k];
+    const std::vector<float> log_prob = scores[k].first.values<float>();
+    const std::vector<float> entropy = monitor ? scores[k].second.values<float>() : std::vector<float>{};
     for (size_t c = 0; c < m.completions.size(); ++c) {
       const auto i = static_cast<size_t>(m.completions[c]);
       const auto begin = log_prob.begin() + m.first_row[c];
@@ -201,35 +200,76 @@ struct Normaliser {
   }
 };
 
-// Objective of one micro-batch on the host, then its backward.
-void train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m, const Normaliser& normaliser) {
-  const Rollout& r = run.state.rollout;
+// What the objective reads of a micro-batch's rows besides their log-probabilities.
+struct ObjectiveRows {
+  ObjectiveRows(const Rollout& r, const ScoredBatch& m, const ObjectiveSpec& spec,
+                const Normaliser& normaliser) {
+    const auto rows = static_cast<size_t>(m.batch.size());
+    for (std::vector<float>* v : {&old, &reference, &advantage}) v->assign(rows, 0.0f);
+    weight.assign(rows, 0.0);
+    for (size_t c = 0; c < m.completions.size(); ++c) {
+      const auto i = static_cast<size_t>(m.completions[c]);
+      const auto first = static_cast<size_t>(m.first_row[c]);
+      const size_t n = r.completions[i].size();
+      for (size_t t = 0; t < n; ++t) {
+        old[first + t] = r.old_log_probs[i][t];
+        if (!r.reference_log_probs.empty()) reference[first + t] = r.reference_log_probs[i][t];
+        advantage[first + t] = r.advantages[i];
+        weight[first + t] = normaliser.weight(spec, n);
+      }
+    }
+  }
+  std::vector<float> old, reference, advantage;
+  std::vector<double> weight;  // 0: not scored
+};
+
+// A micro-batch's losses on their way to the host.
+struct PendingObjective {
+  Download loss, clipped;
+  std::vector<double> weight;
+};
+
+// Forward, objective and backward of one micro-batch.
+PendingObjective train_micro_batch(Run& run, const RlSpec& spec, const ScoredBatch& m,
+                                   const Normaliser& normaliser) {
   Pass pass = run.pass_for_training();
   pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
   pass.token_weight = 1.0 / normaliser.tokens;
-  const std::vector<float> log_prob = score(run, spec, pass, m.batch, nullptr);
-  std::vector<float> slope(log_prob.size(), 0.0f);
-  double loss = 0;
-  for (size_t c = 0; c < m.completions.size(); ++c) {
-    const auto i = static_cast<size_t>(m.completions[c]);
-    const size_t n = r.completions[i].size();
-    const double weight = normaliser.weight(spec.objective, n);
-    for (size_t t = 0; t < n; ++t) {
-      const size_t row = static_cast<size_t>(m.first_row[c]) + t;
-      const float reference = r.reference_log_probs.empty() ? 0.0f : r.reference_log_probs[i][t];
-      const TokenObjective o =
-          grpo_token(log_prob[row], r.old_log_probs[i][t], reference, r.advantages[i], spec.objective);
-      loss += static_cast<double>(o.loss) * weight;
-      slope[row] = static_cast<float>(static_cast<double>(o.d_log_prob) * weight);
-      run.add("clipped", o.clipped);
-      run.add("scored", 1);
-    }
-  }
-  run.add("loss", loss);
+  run.model.forward(pass, m.batch);
+  run.model.score(pass, scoring_of(spec, false));
   const auto b = run.model.token_buffers(m.batch.size());
-  run.queue.upload(b.d_log_prob.data, slope.data(), b.d_log_prob.bytes());
+  ObjectiveRows rows(run.state.rollout, m, spec.objective, normaliser);
+  Queue& q = run.queue;
+  q.upload(b.old_log_prob.data, rows.old.data(), b.old_log_prob.bytes());
+  q.upload(b.reference.data, rows.reference.data(), b.reference.bytes());
+  q.upload(b.advantage.data, rows.advantage.data(), b.advantage.bytes());
+  q.upload(b.weight.data, rows.weight.data(), b.weight.bytes());
+  fp4t::run(q, PolicyObjective{.log_prob = b.log_prob,
+                               .old_log_prob = b.old_log_prob,
+                               .reference = b.reference,
+                               .advantage = b.advantage,
+                               .weight = b.weight,
+                               .clip = policy_clip(spec.objective),
+                               .loss = b.loss,
+                               .clipped = b.clipped,
+                               .d_log_prob = b.d_log_prob});
   run.model.backward(pass, scoring_of(spec, false));
   run.begin_router_sums();
+  return {q.download(b.loss.data, b.loss.bytes()), q.download(b.clipped.data, b.clipped.bytes()),
+          std::move(rows.weight)};
+}
+
+void add_objective(Run& run, PendingObjective& pending) {
+  const std::vector<float> losses = pending.loss.values<float>();
+  const std::vector<int32_t> clipped = pending.clipped.values<int32_t>();
+  double loss = 0;
+  for (size_t row = 0; row < losses.size(); ++row) {
+    if (pending.weight[row] == 0) continue;
+    loss += static_cast<double>(losses[row]) * pending.weight[row];
+    run.add("clipped", clipped[row]);
+    run.add("scored", 1);
+  }
+  run.add("loss", loss);
 }
 
 // One optimizer update on a list of completions; an empty list is no update but counts as attempted.
@@ -243,16 +283,19 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     normaliser.sequences = static_cast<double>(list.size());
     run.begin_counting();
     run.model.zero_gradients();
+    std::vector<PendingObjective> objectives;
     for (const ScoredBatch& m : micro_batches(r, list, spec.objective.micro_tokens)) {
-      train_micro_batch(run, spec, m, normaliser);
+      objectives.push_back(train_micro_batch(run, spec, m, normaliser));
     }
+    // The device has got all of the update's work: only now does the host wait for it.
+    run.add_operand_stats();
+    run.add_router_sums();
+    for (PendingObjective& objective : objectives) add_objective(run, objective);
     const int64_t index = state.step * run.stage().updates_per_step + state.update;
     const double factor = schedule_factor(spec.schedule, index, total_updates);
     const StepReport report = run.optimizer.step(
         spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), run.model.take_nonfinite());
-    run.add_router_sums();
     run.judge(report, spec.on_nonfinite, spec.max_skips);
-    run.add_operand_stats();
     run.add("updates", 1);
     run.add("grad_norm", report.gradient_norm);
     run.add("applied", report.applied);
