@@ -7,8 +7,9 @@ cd "$root_dir"
 
 ensure_packages "${build_packages[@]}" fortunes
 begin=$SECONDS
-echo "== building"
-cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=OFF -DFP4T_UNITY=ON >build-configure.log || { cat build-configure.log; exit 1; }
+read -ra flavour <<<"$(cuda_options)"
+echo "== building (${flavour[0]#-D})"
+cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=OFF -DFP4T_UNITY=ON "${flavour[@]}" >build-configure.log || { cat build-configure.log; exit 1; }
 rm -f build-configure.log
 cmake --build build --target fp4train
 echo "== built in $((SECONDS - begin)) s"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: the fast ones, or with --all every test that this machine can run.
+# Builds and runs the tests: the fast ones, or with --all every test that this machine can run. Where there is a
+# CUDA compiler, the flavour with CUDA is what is built: for this machine's GPU, else for Hopper.
 #   scripts/test.sh [--all] [--build-dir DIR] [cmake options]
 set -euo pipefail
 source "$(dirname "$0")/packages.sh"
@@ -17,8 +18,13 @@ while [ $# -gt 0 ]; do
   shift
 done
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
+read -ra flavour <<<"$(cuda_options 90a)"
 begin=$SECONDS
-cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON ${options[@]+"${options[@]}"}
+cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON "${flavour[@]}" \
+  ${options[@]+"${options[@]}"}
 cmake --build "$build_dir"
+if [ ${#label[@]} -eq 0 ] && [ "${flavour[0]}" = -DFP4T_CUDA=on ]; then
+  cmake --build "$build_dir" --target gpu_tests  # "skipped" where there is no GPU
+fi
 echo "== tests built in $((SECONDS - begin)) s"
 ctest --test-dir "$build_dir" "${label[@]}" --output-on-failure --no-tests=error
