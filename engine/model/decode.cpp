@@ -45,6 +45,7 @@ TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
   check_rows(pass, rows);
   forget();
   enter(Phase::kDecode);
+  if (const int64_t bucket = recorded_rows(pass, rows)) return decode_recorded(pass, rows, nullptr, bucket);
   upload(rows.tokens, token_blocks.tokens);
   upload(rows.positions, token_blocks.positions);
   upload(rows.slots, token_blocks.groups);
@@ -61,8 +62,7 @@ Transformer::Drawn Transformer::Impl::decode_and_draw(const Pass& pass, const De
                                                       const Draws& draws) {
   FP4T_CHECK_EQ(draws.sample_ids.size(), rows.logit_rows.size());
   FP4T_CHECK_EQ(draws.positions.size(), rows.logit_rows.size());
-  const int64_t bucket = recorded_rows(pass, rows);
-  if (bucket > 0) return decode_recorded(pass, rows, draws, bucket);
+  if (const int64_t bucket = recorded_rows(pass, rows)) return draw_recorded(pass, rows, draws, bucket);
   const TensorView drawn_from = decode(pass, rows);
   // The call has done with its positions and has no targets: drawing reuses both.
   const int64_t n = drawn_from.dim(0);
@@ -179,40 +179,43 @@ TensorView Transformer::Impl::replay_decode(const Pass& pass, const RowInputs& i
   return r.logits;
 }
 
-Transformer::Drawn Transformer::Impl::decode_recorded(const Pass& pass, const DecodeRows& rows,
-                                                      const Draws& draws, int64_t bucket) {
-  check_rows(pass, rows);
-  forget();
-  enter(Phase::kDecode);
-  // Sample ids of 64 bits, tokens, positions, slots, positions of the draws. Padding rows write to a slot
-  // that no sequence has.
+// One copy takes all inputs up: the draws' sample ids (64 bits), tokens, positions, slots, the draws'
+// positions. Padding rows write to a slot that no sequence has.
+TensorView Transformer::Impl::decode_recorded(const Pass& pass, const DecodeRows& rows, const Draws* draws,
+                                              int64_t bucket) {
   const auto size = static_cast<size_t>(bucket), count = rows.tokens.size();
   std::vector<int32_t> packed(6 * size, 0);
-  std::memcpy(packed.data(), draws.sample_ids.data(), count * sizeof(int64_t));
   const auto part = [&](size_t i) { return packed.begin() + static_cast<int64_t>(i * size); };
   std::copy(rows.tokens.begin(), rows.tokens.end(), part(2));
   std::copy(rows.positions.begin(), rows.positions.end(), part(3));
   std::copy(rows.slots.begin(), rows.slots.end(), part(4));
   std::fill(part(4) + static_cast<int64_t>(count), part(5), static_cast<int32_t>(plan.max_cache_slots));
-  std::copy(draws.positions.begin(), draws.positions.end(), part(5));
+  if (draws) {
+    std::memcpy(packed.data(), draws->sample_ids.data(), count * sizeof(int64_t));
+    std::copy(draws->positions.begin(), draws->positions.end(), part(5));
+  }
   upload(packed, token_blocks.decode_inputs);
+  const auto input = [&](int64_t i) { return token_blocks.decode_inputs.rows(i * bucket, bucket); };
+  return replay_decode(pass, {input(2), input(3), input(4), {}}).rows(0, static_cast<int64_t>(count));
+}
 
-  const auto input = [&](int64_t i, int64_t n) { return token_blocks.decode_inputs.rows(i * bucket, n); };
-  const TensorView drawn_from =
-      replay_decode(pass, {input(2, bucket), input(3, bucket), input(4, bucket), TensorView{}});
-  const auto n = static_cast<int64_t>(count);
+Transformer::Drawn Transformer::Impl::draw_recorded(const Pass& pass, const DecodeRows& rows,
+                                                    const Draws& draws, int64_t bucket) {
+  check_rows(pass, rows);
+  forget();
+  enter(Phase::kDecode);
+  const TensorView drawn_from = decode_recorded(pass, rows, &draws, bucket);
+  const int64_t n = drawn_from.dim(0);
   const TensorView ids = {token_blocks.decode_inputs.data, DType::kI64, {n}};
   const TensorView tokens = token_blocks.decode_outputs.rows(0, n);
   TensorView log_prob = token_blocks.decode_outputs.rows(n, n);
   log_prob.dtype = DType::kF32;
-  enqueue_draws(drawn_from.rows(0, n), draws, ids, input(5, n), tokens, log_prob);
-  std::vector<int32_t> drawn =
-      queue.download(token_blocks.decode_outputs.data, 2 * tokens.bytes()).values<int32_t>();
+  enqueue_draws(drawn_from, draws, ids, token_blocks.decode_inputs.rows(5 * bucket, n), tokens, log_prob);
   Drawn result;
-  result.log_probs.resize(count);
-  std::memcpy(result.log_probs.data(), drawn.data() + count, count * sizeof(float));
-  drawn.resize(count);
-  result.tokens = std::move(drawn);
+  result.tokens = queue.download(tokens.data, 2 * tokens.bytes()).values<int32_t>();
+  result.log_probs.resize(static_cast<size_t>(n));
+  std::memcpy(result.log_probs.data(), result.tokens.data() + n, static_cast<size_t>(n) * sizeof(float));
+  result.tokens.resize(static_cast<size_t>(n));
   return result;
 }
 

@@ -265,6 +265,13 @@ Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
           rows(b.weight),     rows(b.loss),         rows(b.clipped)};
 }
 
+Transformer::SampleBuffers Transformer::sample_buffers(int64_t rows) {
+  // A decode call has done with its positions and has no targets: drawing reuses both.
+  const TokenBlocks& b = impl_->token_blocks;
+  return {b.sample_ids.rows(0, rows), b.positions.rows(0, rows), b.targets.rows(0, rows),
+          b.log_prob.rows(0, rows)};
+}
+
 void Transformer::weights_changed() {
   for (Block& block : impl_->blocks) {
     for (Linear* l : block.linears()) l->weights_changed();

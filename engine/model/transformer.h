@@ -123,6 +123,16 @@ class Transformer {
   };
   TensorView decode(const Pass& pass, const DecodeRows& rows);
 
+  // Device buffers for drawing one token for each of `rows` logit rows (rows <= max_decode_tokens and
+  // max_cache_slots), valid until the next forward or decode.
+  struct SampleBuffers {
+    TensorView sample_ids;  // I64 [rows]
+    TensorView positions;   // I32 [rows]
+    TensorView tokens;      // I32 [rows]
+    TensorView log_prob;    // F32 [rows]
+  };
+  SampleBuffers sample_buffers(int64_t rows);
+
   // One token for each logit row of a decode call (kernels/ops/sample.h).
   struct Draws {
     float temperature, top_p;
@@ -134,7 +144,7 @@ class Transformer {
     std::vector<int32_t> tokens;
     std::vector<float> log_probs;
   };
-  // decode(), and the draws from its logits: the host waits for the device once.
+  // decode(), and the draws from its logits; the host waits for the device once.
   Drawn decode_and_draw(const Pass& pass, const DecodeRows& rows, const Draws& draws);
 
   // After parameters changed (optimizer step, load): derived copies and codes are made anew on next use.

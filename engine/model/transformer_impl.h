@@ -36,7 +36,8 @@ struct Transformer::Impl {
                      const TensorView& positions, const TensorView& tokens, const TensorView& log_prob);
   // Rows of the recording that serves the call; 0 where none gives the same bits.
   int64_t recorded_rows(const Pass& pass, const DecodeRows& rows);
-  Drawn decode_recorded(const Pass& pass, const DecodeRows& rows, const Draws& draws, int64_t bucket);
+  TensorView decode_recorded(const Pass& pass, const DecodeRows& rows, const Draws* draws, int64_t bucket);
+  Drawn draw_recorded(const Pass& pass, const DecodeRows& rows, const Draws& draws, int64_t bucket);
   TensorView replay_decode(const Pass& pass, const RowInputs& in);
   void prepare_weights(const Call& call);
 

@@ -16,7 +16,6 @@ std::vector<std::string> overrides(const std::string& device, const std::string&
                                    "run.dir=" + device,
                                    "run.resume=never",
                                    "stages[0].pretrain.steps=" + std::to_string(kSteps),
-                                   "stages[0].pretrain.schedule.warmup=5",
                                    "stages[0].pretrain.data[0].paths=text",
                                    "stages[0].pretrain.eval.tokens=2048",
                                    "stages[1].rl.steps=1",

@@ -49,8 +49,10 @@ TEST_F(GpuRuns, recomputing_activations_changes_no_figure) {
   EXPECT_EQ(read_text(folder_ / "kept/metrics.jsonl"), read_text(folder_ / "again/metrics.jsonl"));
 }
 
-std::string equality_recipe(const std::string& rules) {
-  return std::string(kTinyModel) + "precision:\n  rl.sampler:\n" + rules + "  rl.trainer.forward:\n" + rules +
+// The same rows for the sampler and the trainer's forward; the cache's format is the sampler's to say.
+std::string equality_recipe(const std::string& rules, const std::string& cache = "") {
+  return std::string(kTinyModel) + "precision:\n  rl.sampler:\n" + cache + rules + "  rl.trainer.forward:\n" +
+         rules +
          R"(stages:
   - pretrain:
       steps: 10
@@ -69,20 +71,21 @@ std::string equality_recipe(const std::string& rules) {
 }
 
 TEST_F(GpuRuns, sampler_and_trainer_agree_bit_for_bit_in_every_step) {
+  const char* const bf16 = "    - {module: \"*\", format: bf16}\n";
   const struct {
-    const char *name, *rules;
-  } policies[] = {
-      {"bf16", "    - {module: \"*\", format: bf16}\n"},
-      {"bf16_mxfp8_cache", "    - {module: kv_cache, format: mxfp8}\n    - {module: \"*\", format: bf16}\n"},
-      {"mxfp8", "    - {module: \"*\", format: mxfp8}\n"},
-      {"nvfp4",
-       "    - {module: head, format: bf16}\n"
-       "    - {module: \"experts.*\", operand: act, format: nvfp4, scale_rule: four_over_six, scale_scope: "
-       "row}\n"
-       "    - {module: \"*\", format: nvfp4, scale_rule: four_over_six}\n"}};
+    const char *name, *rules, *cache;
+  } policies[] = {{"bf16", bf16, ""},
+                  {"bf16_mxfp8_cache", bf16, "    - {module: kv_cache, format: mxfp8}\n"},
+                  {"mxfp8", "    - {module: \"*\", format: mxfp8}\n", ""},
+                  {"nvfp4",
+                   "    - {module: head, format: bf16}\n"
+                   "    - {module: \"experts.*\", operand: act, format: nvfp4, scale_rule: four_over_six, "
+                   "scale_scope: row}\n"
+                   "    - {module: \"*\", format: nvfp4, scale_rule: four_over_six}\n",
+                   ""}};
   for (const auto& policy : policies) {
     SCOPED_TRACE(policy.name);
-    run(policy.name, equality_recipe(policy.rules));
+    run(policy.name, equality_recipe(policy.rules, policy.cache));
     const std::string dir = folder_ / policy.name;
     const auto norms = step_figures(dir, "rl", "grad_norm");
     ASSERT_EQ(norms.size(), 5u);
@@ -115,7 +118,8 @@ stages:
       optimizer: {learning_rate: 1e-3}
       eval: {tokens: 32}
 )";
-  return run_here(folder, recipe, {"run.device=cuda", "run.resume=never"});
+  const std::string dir = "run_" + std::to_string(steps) + "_" + std::to_string(micro_batches);
+  return run_here(folder, recipe, {"run.device=cuda", "run.dir=" + dir});
 }
 
 TEST_F(GpuRuns, a_step_waits_for_the_device_twice_however_many_micro_batches_it_has) {
