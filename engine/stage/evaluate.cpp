@@ -42,9 +42,7 @@ GenerateOptions evaluation_options(Run& run, const EvalSpec& spec, double temper
 
 }  // namespace
 
-std::vector<int32_t> default_end_tokens(const Tokenizer& tokenizer) {
-  return tokenizer.line_ends();
-}
+std::vector<int32_t> default_end_tokens(const Tokenizer& tokenizer) { return tokenizer.line_ends(); }
 
 HeldOutLoss held_out_loss(Run& run, const Corpus& corpus, const std::vector<DataSourceSpec>& sources,
                           int64_t max_tokens) {

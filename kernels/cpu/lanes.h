@@ -73,22 +73,21 @@ inline float dot(const float* a, const float* b, int64_t n) {
 
 // out[c] = in[c] transposed, 8 x 8; strides in elements.
 inline void transpose8x8(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
-  typedef int32_t I8 __attribute__((vector_size(32)));
   F8 r[8], s[8];
   for (int i = 0; i < 8; ++i) r[i] = load8(in + i * in_stride);
   for (int i = 0; i < 4; ++i) {
-    s[2 * i] = __builtin_shuffle(r[2 * i], r[2 * i + 1], I8{0, 8, 1, 9, 4, 12, 5, 13});
-    s[2 * i + 1] = __builtin_shuffle(r[2 * i], r[2 * i + 1], I8{2, 10, 3, 11, 6, 14, 7, 15});
+    s[2 * i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    s[2 * i + 1] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
   for (int i = 0; i < 8; i += 4) {
     for (int j = 0; j < 2; ++j) {
-      r[i + 2 * j] = __builtin_shuffle(s[i + j], s[i + j + 2], I8{0, 1, 8, 9, 4, 5, 12, 13});
-      r[i + 2 * j + 1] = __builtin_shuffle(s[i + j], s[i + j + 2], I8{2, 3, 10, 11, 6, 7, 14, 15});
+      r[i + 2 * j] = __builtin_shufflevector(s[i + j], s[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      r[i + 2 * j + 1] = __builtin_shufflevector(s[i + j], s[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   }
   for (int i = 0; i < 4; ++i) {
-    store8(out + i * out_stride, __builtin_shuffle(r[i], r[i + 4], I8{0, 1, 2, 3, 8, 9, 10, 11}));
-    store8(out + (i + 4) * out_stride, __builtin_shuffle(r[i], r[i + 4], I8{4, 5, 6, 7, 12, 13, 14, 15}));
+    store8(out + i * out_stride, __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    store8(out + (i + 4) * out_stride, __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
   }
 }
 

@@ -316,9 +316,9 @@ __device__ __forceinline__ void stage_zeros(uint32_t chunk) {
 // What a warp needs to hand over its 16 rows of a tile.
 struct Rows {
   const CUtensorMap* map;
-  int row;     // as the map of out counts them
-  int count;   // rows of these 16 that are the tile's own
-  int matrix;  // of out
+  int row;      // as the map of out counts them
+  int count;    // rows of these 16 that are the tile's own
+  int matrix;   // of out
   bool zero;    // nothing was summed
   bool scaled;  // not every factor is 1
   Alpha top, bottom;
