@@ -95,17 +95,36 @@ __device__ __forceinline__ void merge(float (&v)[8][kCount], int code) {
 #define FP4T_MERGE(a, b) \
   case 8 * a + b:        \
     add(a, b);           \
-    break;
+    break
   switch (code) {
-    FP4T_MERGE(0, 1)
-    FP4T_MERGE(0, 2)
-    FP4T_MERGE(0, 3)
-    FP4T_MERGE(0, 4)
-    FP4T_MERGE(0, 5) FP4T_MERGE(0, 6) FP4T_MERGE(0, 7) FP4T_MERGE(1, 2) FP4T_MERGE(1, 3) FP4T_MERGE(1, 4)
-        FP4T_MERGE(1, 5) FP4T_MERGE(1, 6) FP4T_MERGE(1, 7) FP4T_MERGE(2, 3) FP4T_MERGE(2, 4) FP4T_MERGE(2, 5)
-            FP4T_MERGE(2, 6) FP4T_MERGE(2, 7) FP4T_MERGE(3, 4) FP4T_MERGE(3, 5) FP4T_MERGE(3, 6)
-                FP4T_MERGE(3, 7) FP4T_MERGE(4, 5) FP4T_MERGE(4, 6) FP4T_MERGE(4, 7) FP4T_MERGE(5, 6)
-                    FP4T_MERGE(5, 7) FP4T_MERGE(6, 7)
+    FP4T_MERGE(0, 1);
+    FP4T_MERGE(0, 2);
+    FP4T_MERGE(0, 3);
+    FP4T_MERGE(0, 4);
+    FP4T_MERGE(0, 5);
+    FP4T_MERGE(0, 6);
+    FP4T_MERGE(0, 7);
+    FP4T_MERGE(1, 2);
+    FP4T_MERGE(1, 3);
+    FP4T_MERGE(1, 4);
+    FP4T_MERGE(1, 5);
+    FP4T_MERGE(1, 6);
+    FP4T_MERGE(1, 7);
+    FP4T_MERGE(2, 3);
+    FP4T_MERGE(2, 4);
+    FP4T_MERGE(2, 5);
+    FP4T_MERGE(2, 6);
+    FP4T_MERGE(2, 7);
+    FP4T_MERGE(3, 4);
+    FP4T_MERGE(3, 5);
+    FP4T_MERGE(3, 6);
+    FP4T_MERGE(3, 7);
+    FP4T_MERGE(4, 5);
+    FP4T_MERGE(4, 6);
+    FP4T_MERGE(4, 7);
+    FP4T_MERGE(5, 6);
+    FP4T_MERGE(5, 7);
+    FP4T_MERGE(6, 7);
   }
 #undef FP4T_MERGE
 }
