@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "kernels/base/numeric.h"
+#include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_general.cuh"
-#include "kernels/cuda/attention_plan.cuh"
 #include "kernels/cuda/attention_select.h"
-#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/load.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/ops/run.h"
@@ -16,22 +16,11 @@ namespace fp4t::cuda {
 
 namespace {
 
-constexpr int kRows = 128, kThreads = 256;  // of an owner: eight warps of 16 rows
-constexpr int kStep = 64;                   // rows of the other side at a time
-
-struct Backward {
-  const Bf16* qkv;
-  HeadShape shape;
-  int64_t tokens;
-  float scale, c;  // c = scale * log2(e)
-  const Bf16 *out, *dout;
-  const float* lse;
-  float2* rows;  // [heads][tokens]: lse * log2(e), and delta = <dout, out>
-  Bf16* dqkv;
-};
+constexpr int kRows = kOwnRows, kThreads = 256;  // eight warps of 16 rows
+constexpr int kStep = kStepRows;
 
 // One warp a row and head.
-__global__ void __launch_bounds__(kThreads) row_kernel(Backward args) {
+__global__ void __launch_bounds__(kThreads) row_kernel(BackwardAttention args) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t place = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32, dim = args.shape.head_dim;
   if (place >= args.tokens * args.shape.heads) return;
@@ -47,12 +36,13 @@ __global__ void __launch_bounds__(kThreads) row_kernel(Backward args) {
   sum = warp_sum(sum);
   if (lane == 0) {
     const int64_t t = place / args.shape.heads, head = place % args.shape.heads;
-    args.rows[head * args.tokens + t] = make_float2(args.lse[place] * 1.44269504088896340736f, sum);
+    args.rows[head * args.tokens + t] =
+        make_float4(args.lse[place] * 1.44269504088896340736f, sum, 0.0f, 0.0f);
   }
 }
 
 // A row that is not there: every probability is 0.
-__device__ __forceinline__ float2 no_row() { return make_float2(INFINITY, 0.0f); }
+__device__ __forceinline__ float4 no_row() { return make_float4(INFINITY, 0.0f, 0.0f, 0.0f); }
 
 template <int kD>
 struct QueryShared {
@@ -61,7 +51,7 @@ struct QueryShared {
 };
 
 template <int kD>
-__device__ void query_tile(const Backward& args, const AttentionTile& tile, int64_t head,
+__device__ void query_tile(const BackwardAttention& args, const AttentionTile& tile, int64_t head,
                            QueryShared<kD>& shared) {
   const HeadShape& shape = args.shape;
   const int columns = static_cast<int>(shape.head_dim), lane = static_cast<int>(threadIdx.x) % 32;
@@ -85,7 +75,7 @@ __device__ void query_tile(const Backward& args, const AttentionTile& tile, int6
   load_tile<kD, kThreads>(dout, kRows, args.dout + tile.begin * dout_stride + head * columns, dout_stride,
                           tile.rows, columns);
   load_block(0);
-  float2 rows[2];
+  float4 rows[2];
   int last_key[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -139,7 +129,7 @@ __device__ void query_tile(const Backward& args, const AttentionTile& tile, int6
 }
 
 template <int kD>
-__global__ void __launch_bounds__(kThreads, 1) query_kernel(Backward args, AttentionTiles tiles) {
+__global__ void __launch_bounds__(kThreads, 1) query_kernel(BackwardAttention args, AttentionTiles tiles) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int64_t heads = args.shape.heads, items = *tiles.count * heads;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
@@ -152,12 +142,12 @@ template <int kD>
 struct KeyShared {
   Bf16 k[kRows * kD], v[kRows * kD];
   Bf16 q[2][kStep * kD], dout[2][kStep * kD];
-  float2 rows[2][kStep];
+  float4 rows[2][kStep];
 };
 
 // Scores and their gradients lie transposed here: keys along the rows, queries along the columns.
 template <int kD>
-__device__ void key_tile(const Backward& args, const AttentionTile& tile, int64_t kv_head,
+__device__ void key_tile(const BackwardAttention& args, const AttentionTile& tile, int64_t kv_head,
                          KeyShared<kD>& shared) {
   const HeadShape& shape = args.shape;
   const int columns = static_cast<int>(shape.head_dim), lane = static_cast<int>(threadIdx.x) % 32;
@@ -205,13 +195,14 @@ __device__ void key_tile(const Backward& args, const AttentionTile& tile, int64_
     const int first_query = step % blocks * kStep + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kStep / 8; ++j) {
-      const float4 rows = *reinterpret_cast<const float4*>(&shared.rows[step % 2][8 * j + lane % 4 * 2]);
+      const float4* rows = &shared.rows[step % 2][8 * j + lane % 4 * 2];
+      const float2 row[2] = {make_float2(rows[0].x, rows[0].y), make_float2(rows[1].x, rows[1].y)};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = warp_row + lane / 4 + i / 2 * 8, query = first_query + 8 * j + i % 2;
-        const float p = exp2_approx(__fmaf_rn(s[j][i], args.c, -(i % 2 == 0 ? rows.x : rows.z)));
+        const float p = exp2_approx(__fmaf_rn(s[j][i], args.c, -row[i % 2].x));
         s[j][i] = key <= query ? p : 0.0f;
-        dp[j][i] = s[j][i] * (dp[j][i] - (i % 2 == 0 ? rows.y : rows.w));
+        dp[j][i] = s[j][i] * (dp[j][i] - row[i % 2].y);
       }
     }
     uint32_t operand[kStep / 16][4];
@@ -237,7 +228,7 @@ __device__ void key_tile(const Backward& args, const AttentionTile& tile, int64_
 }
 
 template <int kD>
-__global__ void __launch_bounds__(kThreads, 1) key_kernel(Backward args, AttentionTiles tiles) {
+__global__ void __launch_bounds__(kThreads, 1) key_kernel(BackwardAttention args, AttentionTiles tiles) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int64_t heads = args.shape.kv_heads, items = *tiles.count * heads;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
@@ -246,23 +237,20 @@ __global__ void __launch_bounds__(kThreads, 1) key_kernel(Backward args, Attenti
 }
 
 template <class Shared, class Kernel>
-void launch(Queue& queue, const AttentionBackward& op, const Kernel& kernel, const Backward& args,
-            int64_t heads, TileCost cost) {
+void launch(Queue& queue, const char* op, const Kernel& kernel, const BackwardAttention& args, int64_t heads,
+            const AttentionTiles& tiles) {
   const Context& context = context_of(queue);
-  Workspace workspace(queue);
-  const AttentionTiles tiles =
-      plan_tiles(queue, workspace, op.kName, op.doc_begin.as<int32_t>(), args.tokens, kRows, cost);
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
   FP4T_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto grid = static_cast<unsigned>(std::min<int64_t>(context.sm_count, args.tokens * heads));
   kernel<<<grid, kThreads, kBytes, context.stream>>>(args, tiles);
-  check_launch(op.kName);
+  check_launch(op);
 }
 
 template <int kD>
-void launch_both(Queue& queue, const AttentionBackward& op, const Backward& args) {
-  launch<QueryShared<kD>>(queue, op, query_kernel<kD>, args, op.heads, TileCost::kKeysBefore);
-  launch<KeyShared<kD>>(queue, op, key_kernel<kD>, args, op.kv_heads, TileCost::kQueriesAfter);
+void launch_both(Queue& queue, const char* op, const BackwardAttention& args, const BackwardTiles& tiles) {
+  launch<QueryShared<kD>>(queue, op, query_kernel<kD>, args, args.shape.heads, tiles.queries);
+  launch<KeyShared<kD>>(queue, op, key_kernel<kD>, args, args.shape.kv_heads, tiles.keys);
 }
 
 }  // namespace
@@ -275,23 +263,29 @@ void run(Queue& queue, const AttentionBackward& op) {
   const AlignedInput qkv(queue, workspace, op.qkv), out(queue, workspace, op.out),
       dout(queue, workspace, op.dout);
   const AlignedOutput dqkv(queue, workspace, op.dqkv);
-  const Backward args{qkv.as<Bf16>(),
-                      {op.heads, op.kv_heads, op.head_dim},
-                      tokens,
-                      op.scale,
-                      score_factor(op.scale),
-                      out.as<Bf16>(),
-                      dout.as<Bf16>(),
-                      op.lse.as<float>(),
-                      workspace.take<float2>(tokens * op.heads),
-                      dqkv.as<Bf16>()};
+  const BackwardAttention args{qkv.as<Bf16>(),
+                               {op.heads, op.kv_heads, op.head_dim},
+                               tokens,
+                               op.scale,
+                               score_factor(op.scale),
+                               out.as<Bf16>(),
+                               dout.as<Bf16>(),
+                               op.lse.as<float>(),
+                               workspace.take<float4>(tokens * op.heads + kStepRows),
+                               dqkv.as<Bf16>()};
   row_kernel<<<static_cast<unsigned>(ceil_div(tokens * op.heads, kThreads / 32)), kThreads, 0,
                stream_of(queue)>>>(args);
   check_launch(op.kName);
-  if (op.head_dim <= 64) {
-    launch_both<64>(queue, op, args);
+  const auto plan = [&](TileCost cost) {
+    return plan_tiles(queue, workspace, op.kName, op.doc_begin.as<int32_t>(), tokens, kOwnRows, cost);
+  };
+  const BackwardTiles tiles{plan(TileCost::kKeysBefore), plan(TileCost::kQueriesAfter)};
+  if (on_sm90(queue)) {
+    attention_backward_sm90(queue, op.kName, args, tiles);
+  } else if (op.head_dim <= 64) {
+    launch_both<64>(queue, op.kName, args, tiles);
   } else {
-    launch_both<128>(queue, op, args);
+    launch_both<128>(queue, op.kName, args, tiles);
   }
   dqkv.finish();
 }
