@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <string_view>
 
+#include "engine/recipe/problems.h"
+#include "engine/recipe/tables.h"
+
 namespace fp4t {
 
 namespace {
@@ -61,33 +64,6 @@ std::optional<int64_t> layer_count(std::string_view rest, int64_t layers) {
   }
   if (!take_number(rest, &value) || !rest.empty()) return std::nullopt;
   return value;
-}
-
-bool glob_matches(std::string_view pattern, std::string_view text) {
-  if (pattern.empty()) return text.empty();
-  if (pattern.front() == '*') {
-    for (size_t skip = 0; skip <= text.size(); ++skip) {
-      if (glob_matches(pattern.substr(1), text.substr(skip))) return true;
-    }
-    return false;
-  }
-  if (text.empty() || (pattern.front() != '?' && pattern.front() != text.front())) return false;
-  return glob_matches(pattern.substr(1), text.substr(1));
-}
-
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row[b.size()];
 }
 
 std::string unknown_module(const std::string& pattern) {

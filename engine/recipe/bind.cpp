@@ -291,6 +291,10 @@ class BindVisitor : public PathVisitor {
     for (const YamlEntry& entry : open.node->entries) {
       if (std::ranges::find(open.known, entry.key) != open.known.end()) continue;
       const std::string inner = path().empty() ? entry.key : path() + "." + entry.key;
+      if (problems_.is_full()) {
+        problems_.add(entry.place, inner, "unknown key");
+        continue;
+      }
       std::string hint = suggestion(entry.key, open.known);
       for (const Renamed& r : kRenamed) {
         if (entry.key == r.before && last_name(path()) == r.map) hint = std::string("renamed to ") + r.now;

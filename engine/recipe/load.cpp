@@ -32,10 +32,12 @@ LoadedRecipe parse_recipe(const std::string& text, const std::string& file_name,
 }
 
 LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>& overrides) {
-  std::ifstream in(path, std::ios::binary);
-  if (!std::filesystem::is_regular_file(path) || !in) {
-    throw MissingInputError(path + ": no recipe to read there");
-  }
+  // Asked before opening: to open a FIFO waits for a writer.
+  std::error_code ignored;
+  const bool is_file = std::filesystem::is_regular_file(path, ignored);
+  std::ifstream in;
+  if (is_file) in.open(path, std::ios::binary);
+  if (!is_file || !in) throw MissingInputError(path + ": no recipe to read there");
   std::ostringstream text;
   text << in.rdbuf();
   return parse_recipe(text.str(), path, overrides);

@@ -15,6 +15,9 @@ struct Step {
   bool is_index = false;  // written in brackets
 };
 
+// Far beyond the deepest key, and few enough for the walk along them to recurse.
+constexpr size_t kMostSteps = 32;
+
 bool is_number(const std::string& s) {
   if (s.empty() || s.size() > 9) return false;
   for (const char c : s) {
@@ -23,10 +26,11 @@ bool is_number(const std::string& s) {
   return true;
 }
 
-// False when the path is malformed.
+// False when the path is malformed or too deep.
 bool split_path(const std::string& path, std::vector<Step>& steps) {
   size_t at = 0;
   while (at < path.size()) {
+    if (steps.size() == kMostSteps) return false;
     if (path[at] == '[') {
       const size_t close = path.find(']', at);
       if (close == std::string::npos || steps.empty()) return false;
@@ -138,7 +142,10 @@ YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Probl
   const SourcePlace place{"--set " + path, 0, 0};
   std::vector<Step> steps;
   if (equals == std::string::npos || !split_path(path, steps)) {
-    problems.add({"--set " + assignment, 0, 0}, "", "allowed: a.b.c=value, list elements as a[0].b");
+    constexpr size_t kMostShown = 200;
+    const bool is_long = assignment.size() > kMostShown;
+    const std::string shown = is_long ? assignment.substr(0, kMostShown) + "..." : assignment;
+    problems.add({"--set " + shown, 0, 0}, "", "allowed: a.b.c=value, list elements as a[0].b");
     return root;
   }
   Problems inner;

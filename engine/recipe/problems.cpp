@@ -14,26 +14,14 @@ std::string where(const SourcePlace& place) {
   return place.file + ":" + std::to_string(place.line) + ":" + std::to_string(place.column);
 }
 
-// Insertions, deletions, changes and swaps of neighbours.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
-  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      d[i][j] = std::min({change, d[i - 1][j] + 1, d[i][j - 1] + 1});
-      const bool swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (swap) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-    }
-  }
-  return d[a.size()][b.size()];
-}
-
 }  // namespace
 
 void Problems::add(const SourcePlace& place, const std::string& path, const std::string& message) {
   paths_.insert(path);
+  if (is_full()) {
+    ++num_dropped_;
+    return;
+  }
   entries_.push_back({place, where(place) + ": " + (path.empty() ? "" : path + ": ") + message});
 }
 
@@ -70,6 +58,7 @@ void Problems::throw_if_any() const {
   });
   std::string text;
   for (const Entry& entry : sorted) text += (text.empty() ? "" : "\n") + entry.text;
+  if (num_dropped_ > 0) text += "\nand " + std::to_string(num_dropped_) + " more problems";
   throw RecipeError(text);
 }
 
@@ -82,6 +71,21 @@ std::string parent_path(const std::string& path) {
   }
   const size_t cut = path.find_last_of(".[");
   return cut == std::string::npos ? "" : path.substr(0, cut);
+}
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      d[i][j] = std::min({change, d[i - 1][j] + 1, d[i][j - 1] + 1});
+      const bool swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swap) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
 }
 
 std::string suggestion(const std::string& found, const std::vector<std::string>& known) {

@@ -29,6 +29,8 @@ class Problems {
   bool has_inside(const std::string& path) const;
   bool touches(const std::string& path) const;
   bool empty() const { return entries_.empty(); }
+  // From here on problems are counted, not kept: their text need not be made.
+  bool is_full() const { return entries_.size() >= kMostKept; }
   // Throws RecipeError with one line a problem, in the order of the file, when there are any.
   void throw_if_any() const;
 
@@ -37,13 +39,19 @@ class Problems {
     SourcePlace place;
     std::string text;
   };
+  // Nobody reads more; a file that is no recipe at all makes as many as it has lines.
+  static constexpr size_t kMostKept = 200;
+
   std::vector<Entry> entries_;
+  size_t num_dropped_ = 0;
   std::set<std::string> paths_;
 };
 
 // The path of the map or list around `path`; "" at the top. Table names keep their dots.
 std::string parent_path(const std::string& path);
 
+// Insertions, deletions, changes and swaps of neighbours.
+size_t edit_distance(const std::string& a, const std::string& b);
 // ", did you mean learning_rate?" for a name within an edit distance of 2, or that it begins; else the names.
 std::string suggestion(const std::string& found, const std::vector<std::string>& known);
 // "a, b or c"

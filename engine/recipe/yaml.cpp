@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <sstream>
+#include <unordered_set>
 
 namespace fp4t {
 
@@ -81,6 +82,7 @@ class TreeBuilder : public YAML::EventHandler {
     bool has_key = false;
     std::string key;
     SourcePlace key_place;
+    std::unordered_set<std::string> keys;  // of the map so far
   };
 
   SourcePlace place(const YAML::Mark& mark) const { return {file_, mark.line + 1, mark.column + 1}; }
@@ -141,9 +143,9 @@ class TreeBuilder : public YAML::EventHandler {
   }
   void add_entry(Frame& frame, const YamlPtr& node) {
     if (frame.key.empty()) return;  // already a problem
-    if (const YamlEntry* first = frame.node->find(frame.key)) {
-      problems_.add(frame.key_place, "",
-                    "duplicate key " + frame.key + "; first at " + place_text(first->place));
+    if (!frame.keys.insert(frame.key).second) {
+      const std::string first = problems_.is_full() ? "" : place_text(frame.node->find(frame.key)->place);
+      problems_.add(frame.key_place, "", "duplicate key " + frame.key + "; first at " + first);
       return;
     }
     if (node->kind == YamlNode::Kind::kNull) {

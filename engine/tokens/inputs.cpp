@@ -22,11 +22,24 @@ void add_file(const std::string& path, std::vector<std::string>& files) {
   files.push_back(path);
 }
 
-void add_folder(const std::string& path, std::vector<std::string>& files) {
+// Links to folders are followed. `reached`: folders without links, to the path that led there first.
+void add_folder(const std::string& path, std::map<std::string, std::string>& reached,
+                std::vector<std::string>& files) {
   std::error_code error;
-  for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+  const fs::path target = fs::canonical(path, error);
+  if (error) throw MissingInputError("data: cannot list '" + path + "': " + error.message());
+  const auto [first, is_new] = reached.emplace(target.string(), path);
+  if (!is_new) {
+    throw BadDataError("data: one folder is reached twice, as '" + first->second + "' and as '" + path + "'");
+  }
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (!it->is_directory(ignored)) add_file(it->path().string(), files);
+    const std::string inner = it->path().string();
+    if (it->is_directory(ignored)) {
+      add_folder(inner, reached, files);
+    } else {
+      add_file(inner, files);
+    }
   }
   if (error) throw MissingInputError("data: cannot list '" + path + "': " + error.message());
 }
@@ -34,7 +47,8 @@ void add_folder(const std::string& path, std::vector<std::string>& files) {
 void add_path(const std::string& path, std::vector<std::string>& files) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
-    add_folder(path, files);
+    std::map<std::string, std::string> reached;
+    add_folder(path, reached, files);
   } else {
     add_file(path, files);
   }

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
+#include "engine/plan/match.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -355,6 +358,17 @@ TEST(PlanPrecision, site_ids_are_as_the_contract_writes_them) {
   EXPECT_EQ(site_id(0, Module::kAttnQkv, GemmRole::kFprop, OperandRole::kAct), 0u);
   EXPECT_EQ(site_id(3, Module::kExpertsDown, GemmRole::kWgrad, OperandRole::kGrad),
             ((3u * 64 + 5) * 4 + 2) * 4 + 2);
+}
+
+TEST(PlanPrecision, a_glob_of_many_stars_is_matched_at_once) {
+  std::string pattern;
+  for (int i = 0; i < 60; ++i) pattern += "*?";
+  std::string problem;
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(match_modules({pattern}, &problem));
+  EXPECT_TRUE(match_modules({"**e*p*t****.*d**"}, &problem));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_NE(problem.find("matches no module"), std::string::npos) << problem;
 }
 
 }  // namespace

@@ -1,4 +1,8 @@
 // The shape of a recipe and its way into the structs.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/process.h"
 #include "tests/unit/recipe_text.h"
 
 namespace fp4t {
@@ -130,6 +134,18 @@ TEST(recipe_load, a_shared_anchor_serves_two_tables) {
   EXPECT_EQ(r.precision.tables[0][0].spec.format, Format::kMxfp8);
   EXPECT_EQ(r.precision.tables[2][0].spec.format, Format::kBf16)
       << "an override must not reach the other user";
+}
+
+TEST(recipe_load, what_is_no_file_is_not_opened) {
+  const test::ScratchFolder folder;
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  // Were it opened it would wait for a writer: the alarm ends the test then.
+  ::alarm(20);
+  EXPECT_THROW(load_recipe(pipe, {}), MissingInputError);
+  EXPECT_THROW(load_recipe("/dev/null", {}), MissingInputError);
+  EXPECT_THROW(load_recipe(folder.path(), {}), MissingInputError);
+  ::alarm(0);
 }
 
 }  // namespace

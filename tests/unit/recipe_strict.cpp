@@ -352,5 +352,24 @@ TEST(recipe_strict, a_recipe_is_text) {
   EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data[0].paths=[\"a\\0\"]"}, "paths", "NUL");
 }
 
+TEST(recipe_strict, an_override_has_no_more_steps_than_any_key) {
+  std::string deep = "run";
+  for (int i = 0; i < 30000; ++i) deep += ".a";
+  EXPECT_REFUSED(minimal(), Set{deep + "=1"}, "--set run.a", "allowed: a.b.c=value");
+  EXPECT_LT(errors_of(minimal(), {deep + "=1"}).size(), 1000u);
+  std::string brackets = "stages";
+  for (int i = 0; i < 30000; ++i) brackets += "[0]";
+  EXPECT_REFUSED(minimal(), Set{brackets + "=1"}, "--set stages[0]", "allowed: a.b.c=value");
+}
+
+TEST(recipe_strict, of_very_many_problems_the_first_are_told_and_the_rest_counted) {
+  std::string text = minimal();
+  for (int i = 0; i < 60000; ++i) text += "key_" + std::to_string(i) + ": 1\n";
+  const std::string errors = errors_of(text);
+  EXPECT_EQ(count_lines(errors), 201);
+  EXPECT_NE(errors.find("key_0: unknown key"), std::string::npos);
+  EXPECT_TRUE(errors.ends_with("\nand 59800 more problems"));
+}
+
 }  // namespace
 }  // namespace fp4t

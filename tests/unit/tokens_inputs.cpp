@@ -131,5 +131,16 @@ TEST_F(Inputs, a_split_that_holds_nothing_out_is_refused) {
             std::string::npos);
 }
 
+TEST_F(Inputs, links_to_folders_are_followed_and_lead_to_no_folder_twice) {
+  fs::create_directories(folder_ / "data");
+  test::write_text(folder_ / "data/own.txt", "one\n");
+  fs::create_directory_symlink(fs::absolute(folder_ / "with space"), folder_ / "data/linked");
+  EXPECT_EQ(files({"data"}), (Names{"data/linked/deep/g.txt", "data/linked/f [1].txt", "data/own.txt"}));
+  fs::create_directory_symlink(fs::absolute(folder_ / "data"), folder_ / "data/round");
+  const std::string refusal = message_of<BadDataError>([&] { files({"data"}); });
+  EXPECT_NE(refusal.find("data/round"), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("reached twice"), std::string::npos) << refusal;
+}
+
 }  // namespace
 }  // namespace fp4t
