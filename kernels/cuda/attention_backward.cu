@@ -138,11 +138,15 @@ __global__ void __launch_bounds__(kThreads, 1) query_kernel(BackwardAttention ar
   }
 }
 
+// Of queries; what 128 columns leave registers for. The order of every sum is the same with any step.
+template <int kD>
+inline constexpr int kKeyStep = kD == 128 ? 32 : kStep;
+
 template <int kD>
 struct KeyShared {
   Bf16 k[kRows * kD], v[kRows * kD];
-  Bf16 q[2][kStep * kD], dout[2][kStep * kD];
-  float4 rows[2][kStep];
+  Bf16 q[2][kKeyStep<kD> * kD], dout[2][kKeyStep<kD> * kD];
+  float4 rows[2][kKeyStep<kD>];
 };
 
 // Scores and their gradients lie transposed here: keys along the rows, queries along the columns.
@@ -154,18 +158,19 @@ __device__ void key_tile(const BackwardAttention& args, const AttentionTile& til
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const int64_t width = shape.width(), dout_stride = shape.heads * columns;
   const int num_queries = tile.doc_end - tile.begin;
-  const int blocks = (num_queries + kStep - 1) / kStep, num_steps = blocks * static_cast<int>(shape.group());
+  const int blocks = (num_queries + kKeyStep<kD> - 1) / kKeyStep<kD>,
+            num_steps = blocks * static_cast<int>(shape.group());
   const uint32_t k = shared_address(shared.k), v = shared_address(shared.v);
   const auto load_step = [&](int step) {
     const int64_t head = kv_head * shape.group() + step / blocks,
-                  row = int64_t{tile.begin} + step % blocks * kStep;
-    const int valid = num_queries - step % blocks * kStep, stage = step % 2;
-    load_tile<kD, kThreads>(shared_address(shared.q[stage]), kStep, args.qkv + row * width + shape.q(head),
-                            width, valid, columns);
-    load_tile<kD, kThreads>(shared_address(shared.dout[stage]), kStep,
+                  row = int64_t{tile.begin} + step % blocks * kKeyStep<kD>;
+    const int valid = num_queries - step % blocks * kKeyStep<kD>, stage = step % 2;
+    load_tile<kD, kThreads>(shared_address(shared.q[stage]), kKeyStep<kD>,
+                            args.qkv + row * width + shape.q(head), width, valid, columns);
+    load_tile<kD, kThreads>(shared_address(shared.dout[stage]), kKeyStep<kD>,
                             args.dout + row * dout_stride + head * columns, dout_stride, valid, columns);
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < kStep) {
+    if (thread < kKeyStep<kD>) {
       shared.rows[stage][thread] = thread < valid ? args.rows[head * args.tokens + row + thread] : no_row();
     }
     cp_async_commit();
@@ -187,29 +192,36 @@ __device__ void key_tile(const BackwardAttention& args, const AttentionTile& til
     }
     __syncthreads();
     const uint32_t q = shared_address(shared.q[step % 2]), dout = shared_address(shared.dout[step % 2]);
-    Fragment<kStep> s, dp;
-    clear<kStep>(s);
-    clear<kStep>(dp);
-    multiply_rows<kD, kStep>(k, kRows, warp_row, q, kStep, s);
-    multiply_rows<kD, kStep>(v, kRows, warp_row, dout, kStep, dp);
-    const int first_query = step % blocks * kStep + lane % 4 * 2;
+    Fragment<kKeyStep<kD>> s;  // scores, then dP
+    clear<kKeyStep<kD>>(s);
+    multiply_rows<kD, kKeyStep<kD>>(k, kRows, warp_row, q, kKeyStep<kD>, s);
+    const int thread = thread_now(), first_query = step % blocks * kKeyStep<kD> + thread % 4 * 2;
+    const int first_key = thread / 32 * 16 + thread % 32 / 4;
+    const float4* rows = &shared.rows[step % 2][thread % 4 * 2];
 #pragma unroll
-    for (int j = 0; j < kStep / 8; ++j) {
-      const float4* rows = &shared.rows[step % 2][8 * j + lane % 4 * 2];
-      const float2 row[2] = {make_float2(rows[0].x, rows[0].y), make_float2(rows[1].x, rows[1].y)};
+    for (int j = 0; j < kKeyStep<kD> / 8; ++j) {
+      const float lse[2] = {rows[8 * j].x, rows[8 * j + 1].x};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = warp_row + lane / 4 + i / 2 * 8, query = first_query + 8 * j + i % 2;
-        const float p = exp2_approx(__fmaf_rn(s[j][i], args.c, -row[i % 2].x));
+        const int key = first_key + i / 2 * 8, query = first_query + 8 * j + i % 2;
+        const float p = exp2_approx(__fmaf_rn(s[j][i], args.c, -lse[i % 2]));
         s[j][i] = key <= query ? p : 0.0f;
-        dp[j][i] = s[j][i] * (dp[j][i] - row[i % 2].y);
       }
     }
-    uint32_t operand[kStep / 16][4];
-    pack_operand<kStep>(s, operand);
-    multiply_columns<kD, kStep>(operand, dout, kStep, dv);
-    pack_operand<kStep>(dp, operand);
-    multiply_columns<kD, kStep>(operand, q, kStep, dk);
+    uint32_t operand[kKeyStep<kD> / 16][4];
+    pack_operand<kKeyStep<kD>>(s, operand);
+    multiply_columns<kD, kKeyStep<kD>>(operand, dout, kKeyStep<kD>, dv);
+    clear<kKeyStep<kD>>(s);
+    multiply_rows<kD, kKeyStep<kD>>(v, kRows, warp_row, dout, kKeyStep<kD>, s);
+    // dS from the rounded P, as on Hopper.
+#pragma unroll
+    for (int j = 0; j < kKeyStep<kD> / 8; ++j) {
+      const float delta[2] = {rows[8 * j].y, rows[8 * j + 1].y};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[j][i] = operand_element(operand, j, i) * (s[j][i] - delta[i % 2]);
+    }
+    pack_operand<kKeyStep<kD>>(s, operand);
+    multiply_columns<kD, kKeyStep<kD>>(operand, q, kKeyStep<kD>, dk);
     __syncthreads();
   }
 #pragma unroll

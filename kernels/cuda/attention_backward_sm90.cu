@@ -8,7 +8,6 @@
 #include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_maps.cuh"
 #include "kernels/cuda/attention_sm90.cuh"
-#include "kernels/formats/bf16.h"
 
 namespace fp4t::cuda {
 
@@ -16,7 +15,7 @@ namespace sm90 {
 namespace {
 
 constexpr int kStages = 3;
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+[[maybe_unused]] constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 using Turn = Use<kStages>;
 
 template <int kD>
@@ -25,6 +24,7 @@ struct alignas(1024) Shared {
   Bf16 own[2][kConsumers][kGroupRows * kD];
   Bf16 step[kStages][2][kStepRows * kD];  // k and v, or q and dO
   float4 rows[kStages][kStepRows];        // of the step's queries
+  ItemRing ring;
   uint64_t own_full, own_empty, part;
   uint64_t full[kStages], empty[kStages];
 };
@@ -34,21 +34,13 @@ struct Maps {
 };
 
 // Whose tile it is, by its heads among those of qkv. First and second: operands of the scores and of dP.
-struct QueryOwner {
-  static constexpr bool kOwnsKeys = false;
+template <bool kKeys>
+struct OwnerOf {
+  static constexpr bool kOwnsKeys = kKeys;
   int heads, kv_heads, group;
 };
-struct KeyOwner {
-  static constexpr bool kOwnsKeys = true;
-  int heads, kv_heads, group;
-};
-
-__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(bar)
-      : "memory");
-}
+using QueryOwner = OwnerOf<false>;
+using KeyOwner = OwnerOf<true>;
 
 // A step's rows behind `valid` come as nothing: zeros, and for queries a probability of zero.
 template <int kD, bool kQueries>
@@ -70,9 +62,9 @@ __device__ void produce(Shared<kD>& shared, const Maps& maps, const Items& items
   constexpr bool kOwnsKeys = Owner::kOwnsKeys;
   constexpr uint32_t kTileBytes = kStepRows * kD * 2, kRowBytes = kOwnsKeys ? kStepRows * sizeof(float4) : 0;
   uint32_t uses = 0, parts = 0;
-  for_items(items, [&](const AttentionTile& tile, int head, int round) {
+  for_items<true>(shared.ring, items, [&](const AttentionTile& tile, int head, int n) {
     if (thread_now() == 0) {
-      barrier_wait(shared_address(&shared.own_empty), static_cast<uint32_t>(round & 1) ^ 1);
+      barrier_wait(shared_address(&shared.own_empty), static_cast<uint32_t>(n & 1) ^ 1);
       barrier_expect(shared_address(&shared.own_full), 2 * kConsumers * kTileBytes);
       const int first = kOwnsKeys ? owner.heads + head : head,
                 second = kOwnsKeys ? first + owner.kv_heads : head;
@@ -275,8 +267,7 @@ __device__ void key_tile(Shared<kD>& shared, const BackwardAttention& args, cons
       const float delta[2] = {rows[8 * j].y, rows[8 * j + 1].y};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = p[j / 2][j % 2 * 2 + i / 2];
-        s[j][i] = float_of(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u) * (s[j][i] - delta[i % 2]);
+        s[j][i] = operand_element(p, j, i) * (s[j][i] - delta[i % 2]);
       }
     }
     pack_operand<kStepRows>(s, ds);
@@ -328,6 +319,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<kD>& shared = *reinterpret_cast<Shared<kD>*>(memory);
   if (threadIdx.x == 0) {
+    shared.ring.init();
     barrier_init(shared_address(&shared.own_full), 1);
     barrier_init(shared_address(&shared.own_empty), kConsumerWarps);
     barrier_init(shared_address(&shared.part), 1);
@@ -347,11 +339,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_up<kConsumerRegisters>();
     uint32_t uses = 0;
-    for_items(items, [&](const AttentionTile& tile, int head, int round) {
+    for_items<false>(shared.ring, items, [&](const AttentionTile& tile, int head, int n) {
       if constexpr (Owner::kOwnsKeys) {
-        key_tile<kD>(shared, args, tile, head, group - 1, static_cast<uint32_t>(round & 1), uses);
+        key_tile<kD>(shared, args, tile, head, group - 1, static_cast<uint32_t>(n & 1), uses);
       } else {
-        query_tile<kD>(shared, args, tile, head, group - 1, static_cast<uint32_t>(round & 1), uses);
+        query_tile<kD>(shared, args, tile, head, group - 1, static_cast<uint32_t>(n & 1), uses);
       }
     });
   }
@@ -360,9 +352,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <int kD, class Owner>
 void launch(Queue& queue, const char* op, const Maps& maps, const BackwardAttention& args,
-            const AttentionTiles& tiles, int64_t heads, int64_t shared_bytes) {
+            const BackwardTiles& tiles) {
   const Context& context = context_of(queue);
   const HeadShape& shape = args.shape;
+  const int64_t heads = Owner::kOwnsKeys ? shape.kv_heads : shape.heads;
+  // Two tensors of a head; query heads of a group read the same keys and values.
+  const int64_t shared_bytes = args.tokens * shape.head_dim * 4 / (Owner::kOwnsKeys ? 1 : shape.group());
   constexpr int kBytes = static_cast<int>(sizeof(Shared<kD>));
   FP4T_CUDA(
       cudaFuncSetAttribute(gradient_kernel<kD, Owner>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
@@ -370,7 +365,8 @@ void launch(Queue& queue, const char* op, const Maps& maps, const BackwardAttent
   const Owner owner{static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads),
                     static_cast<int>(shape.group())};
   gradient_kernel<kD, Owner><<<grid, kThreads, kBytes, context.stream>>>(
-      maps, args, items_of(op, tiles, args.tokens, heads, shared_bytes), owner);
+      maps, args,
+      items_of(op, Owner::kOwnsKeys ? tiles.keys : tiles.queries, args.tokens, heads, shared_bytes), owner);
   check_launch(op);
 }
 
@@ -380,9 +376,8 @@ void launch_both(Queue& queue, const char* op, const BackwardAttention& args, co
   const Maps maps{
       head_map(args.qkv, shape.head_dim, shape.heads + 2 * shape.kv_heads, args.tokens, kStepRows),
       head_map(args.dout, shape.head_dim, shape.heads, args.tokens, kStepRows)};
-  const int64_t pair_bytes = args.tokens * shape.head_dim * 4;  // two tensors of one head
-  launch<kD, QueryOwner>(queue, op, maps, args, tiles.queries, shape.heads, pair_bytes / shape.group());
-  launch<kD, KeyOwner>(queue, op, maps, args, tiles.keys, shape.kv_heads, pair_bytes);
+  launch<kD, QueryOwner>(queue, op, maps, args, tiles);
+  launch<kD, KeyOwner>(queue, op, maps, args, tiles);
 }
 
 }  // namespace

@@ -20,28 +20,24 @@ struct Shared {
   Bf16 q[kGroupRows * kD];
   Bf16 k[2][kBlockKeys * kD], v[2][kBlockKeys * kD];
   float sum[kD / 2 * kThreads];
+  CachedTile tile;  // here, not in registers: they are few
 };
 
 // As load_tile, from codes; `scales` is the scale of the row's first block.
 template <int kD>
 __device__ __forceinline__ void load_codes(uint32_t tile, const uint8_t* codes, const uint8_t* scales,
                                            int64_t stride, int valid, int columns) {
-  constexpr int kChunks = kD / 8;
-  const int thread = static_cast<int>(threadIdx.x), chunk = thread % kChunks;
-#pragma unroll 4
+  constexpr int kChunks = kD / 16;
+  const int thread = thread_now(), chunk = thread % kChunks;
+#pragma unroll 2
   for (int row = thread / kChunks; row < kBlockKeys; row += kThreads / kChunks) {
-    uint32_t word[4] = {};
-    if (row < valid && chunk * 8 < columns) {
-      const uint2 raw = *reinterpret_cast<const uint2*>(codes + row * stride + chunk * 8);
-      const float scale = e8m0_value(scales[row * (stride / kKvBlock) + chunk * 8 / kKvBlock]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = (i < 2 ? raw.x : raw.y) >> (16 * (i % 2));
-        word[i] = decode_kv<Bf16>(pair & 0xFFu, scale).bits |
-                  static_cast<uint32_t>(decode_kv<Bf16>(pair >> 8 & 0xFFu, scale).bits) << 16;
-      }
+    uint32_t word[8] = {};
+    if (row < valid && chunk * 16 < columns) {
+      decode_codes(*reinterpret_cast<const uint4*>(codes + row * stride + chunk * 16),
+                   scales[row * (stride / kKvBlock) + chunk / 2], word);
     }
-    store_shared16(tile + tile_offset(kBlockKeys, row, chunk), word);
+    store_shared16(tile + tile_offset(kBlockKeys, row, 2 * chunk), {word[0], word[1], word[2], word[3]});
+    store_shared16(tile + tile_offset(kBlockKeys, row, 2 * chunk + 1), {word[4], word[5], word[6], word[7]});
   }
 }
 
@@ -89,7 +85,6 @@ __device__ void attend_tile(const Cached& args, const CachedTile& tile, Shared<k
     keys[h] = token < tile.end ? num_keys(args, token) : 0;
   }
   const uint32_t q = shared_address(shared.q);
-  __syncthreads();  // the tile before this is done with shared memory
   load_queries<kD>(args, tile, q);
   load_block<kD, kCoded>(args, tile, 0, shared);
   Fragment<kD> o;
@@ -136,8 +131,11 @@ __global__ void __launch_bounds__(kThreads, 1) cached_kernel(Cached args) {
   const int64_t end = min(args.rows, begin + args.tokens_per_tile);
   for (int64_t t = begin; t < end;) {
     const CachedTile tile = tile_at(args, t, static_cast<int>(blockIdx.y));
-    attend_tile<kD, kCoded>(args, tile, shared);
-    t = tile.end;
+    __syncthreads();  // the tile before this is done with shared memory
+    if (threadIdx.x == 0) shared.tile = tile;
+    __syncthreads();
+    attend_tile<kD, kCoded>(args, shared.tile, shared);
+    t = shared.tile.end;
   }
 }
 

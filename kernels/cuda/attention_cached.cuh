@@ -35,8 +35,8 @@ struct Cached {
 
 // Tokens [begin, end) of one slot, query heads [head, head + heads) of one key head.
 struct CachedTile {
-  int64_t begin, end, head, kv_head;
-  int heads, max_keys;
+  int64_t begin, end;
+  int head, kv_head, heads, max_keys;
 
   // Of row i of the tile; a row behind the last has no keys.
   __device__ int64_t token(int i) const { return begin + i / heads; }
@@ -60,10 +60,11 @@ __device__ inline CachedTile tile_at(const Cached& args, int64_t t, int chunk) {
   const int32_t* slots = args.places.slots;
   while (tile.end < args.rows && tile.end % args.tokens_per_tile != 0 && slots[tile.end] == slots[t])
     ++tile.end;
+  const int group = static_cast<int>(args.shape.group());
+  const int in_group = chunk % args.head_chunks * args.heads_per_tile;
   tile.kv_head = chunk / args.head_chunks;
-  const int64_t in_group = int64_t{chunk} % args.head_chunks * args.heads_per_tile;
-  tile.head = tile.kv_head * args.shape.group() + in_group;
-  tile.heads = static_cast<int>(min(int64_t{args.heads_per_tile}, args.shape.group() - in_group));
+  tile.head = tile.kv_head * group + in_group;
+  tile.heads = min(args.heads_per_tile, group - in_group);
   int longest = 0;
   for (int64_t token = t + lane; token < tile.end; token += 32) {
     if (args.places.row(token, args.sink) >= 0) longest = max(longest, num_keys(args, token));

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
 constexpr int kRows = kDecodeRows, kWarpKeys = kBlockKeys / kWarps;
-constexpr int kBlocksPerSm = 3;
+// What registers allow: the small tiles' codes take more of them than shared memory.
+template <int kD, bool kCoded>
+constexpr int kBlocksPerSm = kCoded&& kD == 64 ? 2 : 3;
 
 template <int kD, bool kCoded>
 struct Shared {
@@ -38,7 +40,7 @@ __device__ __forceinline__ uint32_t column_offset(int row, int chunk) {
 // out[16][kD / 4] += P[16][kBlockKeys] V, P a tile in shared memory, V as above.
 template <int kD>
 __device__ __forceinline__ void multiply_values(uint32_t p, uint32_t v, Fragment<kD / 4>& out) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = thread_now() % 32;
 #pragma unroll
   for (int k = 0; k < kBlockKeys / 16; ++k) {
     uint32_t af[4];
@@ -53,37 +55,6 @@ __device__ __forceinline__ void multiply_values(uint32_t p, uint32_t v, Fragment
   }
 }
 
-// One pair of codes as BF16. The bits of a code, moved to their places in BF16, stand for the value times
-// 2^-120, so one exact product with `factor`, scale * 2^120 twice, is the value.
-__device__ __forceinline__ uint32_t decode_pair(uint32_t codes, uint32_t factor) {
-  const uint32_t wide = __byte_perm(codes, 0, 0x4140);
-  const uint32_t bits = (wide & 0x007F007Fu) << 4 | (wide & 0x00800080u) << 8;
-  uint32_t out;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(bits), "r"(factor));
-  return out;
-}
-
-// Sixteen codes of one block of 32.
-__device__ __forceinline__ void decode_codes(const uint4& codes, uint32_t scale, uint32_t (&word)[8]) {
-  const uint32_t in[4] = {codes.x, codes.y, codes.z, codes.w};
-  uint32_t nan = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) nan |= ((in[i] & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
-  if (nan == 0 && scale <= 134) {
-    const uint32_t factor = (scale + 120) << 7, twice = factor | factor << 16;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) word[i] = decode_pair(in[i / 2] >> (i % 2 * 16), twice);
-    return;
-  }
-  const float value = e8m0_value(scale);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t pair = in[i / 2] >> (i % 2 * 16);
-    word[i] = decode_kv<Bf16>(pair & 0xFFu, value).bits |
-              static_cast<uint32_t>(decode_kv<Bf16>(pair >> 8 & 0xFFu, value).bits) << 16;
-  }
-}
-
 // What a warp reads of a split: element (key, column) of its key head is at first + key * stride + column.
 template <int kD, bool kCoded>
 struct Loader {
@@ -91,7 +62,9 @@ struct Loader {
   Shared<kD, kCoded>& shared;
   int64_t first, stride;
   int max_keys, columns, warp, lane;
-  uint32_t key_scales, value_scales;  // of key `lane`; of keys lane + 32 i in byte i
+  // Of key `lane`, by block; of keys lane + 32 i. Read ahead: nothing may wait for them before they are
+  // needed.
+  uint8_t key_scales[kD / kKvBlock], value_scales[kBlockKeys / 32];
 
   __device__ __forceinline__ uint32_t key_tile() const { return shared_address(shared.tile[warp]); }
   __device__ __forceinline__ uint32_t value_tile() const {
@@ -119,13 +92,11 @@ struct Loader {
       }
     }
     if constexpr (kCoded) {
-      key_scales = 0;
-      if (key + lane < max_keys) {
-        const uint8_t* scales = args.k_scales + (first + (key + lane) * stride) / kKvBlock;
+      const bool there = key + lane < max_keys;
+      const uint8_t* scales = args.k_scales + (first + (key + lane) * stride) / kKvBlock;
 #pragma unroll
-        for (int i = 0; i < kD / kKvBlock; ++i) {
-          if (i * kKvBlock < columns) key_scales |= uint32_t{scales[i]} << (8 * i);
-        }
+      for (int i = 0; i < kD / kKvBlock; ++i) {
+        key_scales[i] = there && i * kKvBlock < columns ? scales[i] : uint8_t{0};
       }
     }
     cp_async_commit();
@@ -149,13 +120,12 @@ struct Loader {
       }
     }
     if constexpr (kCoded) {
-      value_scales = 0;
 #pragma unroll
       for (int i = 0; i < kBlockKeys / 32; ++i) {
         const int row = key + lane + 32 * i;
-        if (row < max_keys && column < columns) {
-          value_scales |= uint32_t{args.v_scales[(first + row * stride + column) / kKvBlock]} << (8 * i);
-        }
+        value_scales[i] = row < max_keys && column < columns
+                              ? args.v_scales[(first + row * stride + column) / kKvBlock]
+                              : uint8_t{0};
       }
     }
     cp_async_commit();
@@ -163,10 +133,11 @@ struct Loader {
 
   __device__ __forceinline__ void decode_keys() const {
     constexpr int kChunks = kD / 16;
+    const uint32_t mine = together(key_scales);
 #pragma unroll 2
     for (int i = lane; i < kWarpKeys * kChunks; i += 32) {
       const int row = i / kChunks, chunk = i % kChunks;
-      const uint32_t scales = __shfl_sync(0xFFFFFFFFu, key_scales, row);
+      const uint32_t scales = __shfl_sync(0xFFFFFFFFu, mine, row);
       const uint4 in =
           *reinterpret_cast<const uint4*>(shared.codes[warp] + row * kD + (chunk ^ (row % kChunks)) * 16);
       store(in, scales >> (chunk / 2 * 8) & 0xFFu, key_tile() + tile_offset(kWarpKeys, row, 2 * chunk),
@@ -176,10 +147,11 @@ struct Loader {
 
   __device__ __forceinline__ void decode_values() const {
     constexpr int kChunks = kD / 64;
-#pragma unroll 2
+    const uint32_t mine = together(value_scales);
+#pragma unroll 1
     for (int i = lane; i < kBlockKeys * kChunks; i += 32) {
       const int row = i / kChunks, chunk = i % kChunks;
-      const uint32_t scales = __shfl_sync(0xFFFFFFFFu, value_scales, row % 32);
+      const uint32_t scales = __shfl_sync(0xFFFFFFFFu, mine, row % 32);
       const uint4 in =
           *reinterpret_cast<const uint4*>(shared.codes[warp] + Shared<kD, kCoded>::kPart + i * 16);
       store(in, scales >> (row / 32 * 8) & 0xFFu, value_tile() + column_offset<kD>(row, 2 * chunk),
@@ -188,6 +160,13 @@ struct Loader {
   }
 
  private:
+  template <int kCount>
+  __device__ __forceinline__ static uint32_t together(const uint8_t (&bytes)[kCount]) {
+    uint32_t out = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out |= uint32_t{bytes[i]} << (8 * i);
+    return out;
+  }
   __device__ __forceinline__ static void store(const uint4& codes, uint32_t scale, uint32_t low,
                                                uint32_t high) {
     uint32_t word[8];
@@ -268,10 +247,10 @@ __device__ void attend_split(const Cached& args, const CachedTile& tile, int spl
   if (first_block >= end_block) return;
   const int64_t dim = args.shape.head_dim, stride = args.shape.kv_heads * dim;
   const int64_t slot_row = args.places.slots[tile.begin] * args.places.max_length;
-  Loader<kD, kCoded> loader{args,   shared,        slot_row * stride + tile.kv_head * dim,
-                            stride, tile.max_keys, static_cast<int>(dim),
-                            warp,   lane,          0,
-                            0};
+  // Behind the split's end are the keys of others.
+  const int max_keys = min(tile.max_keys, (split + 1) * kSplitKeys);
+  const int64_t first = slot_row * stride + tile.kv_head * dim;
+  Loader<kD, kCoded> loader{args, shared, first, stride, max_keys, static_cast<int>(dim), warp, lane, {}, {}};
   load_queries(args, tile, shared);
   loader.load_keys(first_block);
   loader.load_values(first_block);
@@ -336,7 +315,7 @@ __device__ void attend_split(const Cached& args, const CachedTile& tile, int spl
 }
 
 template <int kD, bool kCoded>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm) decode_kernel(Cached args) {
+__global__ void __launch_bounds__(kThreads, (kBlocksPerSm<kD, kCoded>)) decode_kernel(Cached args) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int64_t t = blockIdx.x;
   if (!tile_begins(args, t)) return;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   for (int w = 0; w < warp; ++w) sum += sums[w];
   places[thread] = sum - mine;
-  if (thread == kThreads - 1) *out.count = broken ? 0 : sum;
+  if (thread == kThreads - 1) *out.count = broken ? 0 : sum, *out.next = 0;
   __syncthreads();
   if (broken) return;
   for (int32_t t = thread; t < tokens; t += kThreads) {
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kThreads)
 AttentionTiles plan_tiles(Queue& queue, Workspace& workspace, const char* op, const int32_t* doc_begin,
                           int64_t tokens, int height, TileCost cost) {
   FP4T_CHECK(tokens <= INT32_MAX, op, ": ", tokens, " tokens");
-  const AttentionTiles out{workspace.take<int32_t>(1), workspace.take<AttentionTile>(tokens)};
+  const AttentionTiles out{workspace.take<int32_t>(1), workspace.take<int32_t>(1),
+                           workspace.take<AttentionTile>(tokens)};
   plan_kernel<<<1, kThreads, 0, stream_of(queue)>>>(doc_begin, static_cast<int32_t>(tokens), height, cost,
                                                     out, fault_sink(queue, op));
   check_launch(op);

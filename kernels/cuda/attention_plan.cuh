@@ -37,6 +37,7 @@ struct AttentionTile {
 // On the device: costliest tiles first, so that what runs last is short.
 struct AttentionTiles {
   int32_t* count;
+  int32_t* next;         // 0 at first: for blocks that draw their work
   AttentionTile* tiles;  // [tokens]: as many as there may be
 };
 

@@ -16,14 +16,15 @@ namespace sm90 {
 namespace {
 
 constexpr int kStages = 2;
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-constexpr int kTurnBarrier = kGroupBarrier + kConsumers;  // named barriers, one a consumer
+[[maybe_unused]] constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+[[maybe_unused]] constexpr int kTurnBarrier = kGroupBarrier + kConsumers;  // named barriers, one a consumer
 
 template <int kD>
 struct alignas(1024) Shared {
   Bf16 q[kConsumers][kGroupRows * kD];  // the output on its way, too
   Bf16 k[kStages][kBlockKeys * kD], v[kStages][kBlockKeys * kD];
   float sum[kD / 2 * kConsumers * kGroupThreads];
+  ItemRing ring;
   uint64_t q_full, q_empty, v_part;
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
@@ -55,7 +56,7 @@ __device__ void produce(Shared<kD>& shared, const Maps& maps, const Items& items
   const int heads = static_cast<int>(shape.heads), kv_heads = static_cast<int>(shape.kv_heads);
   const int group = heads / kv_heads;
   uint32_t keys = 0, values = 0, parts = 0;  // uses so far
-  for_items(items, [&](const AttentionTile& tile, int head, int round) {
+  for_items<true>(shared.ring, items, [&](const AttentionTile& tile, int head, int n) {
     const int k_head = heads + head / group, v_head = k_head + kv_heads;
     const int num_keys = tile.begin - tile.doc_begin + tile.rows,
               blocks = (num_keys + kBlockKeys - 1) / kBlockKeys;
@@ -82,7 +83,7 @@ __device__ void produce(Shared<kD>& shared, const Maps& maps, const Items& items
       }
     };
     if (lane == 0) {
-      barrier_wait(shared_address(&shared.q_empty), static_cast<uint32_t>(round & 1) ^ 1);
+      barrier_wait(shared_address(&shared.q_empty), static_cast<uint32_t>(n & 1) ^ 1);
       barrier_expect(shared_address(&shared.q_full), kConsumers * kGroupRows * kD * 2);
       for (int c = 0; c < kConsumers; ++c) {
         load_panels<kD>(&maps.rows, shared.q[c], kGroupRows, &shared.q_full, head,
@@ -219,6 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<kD>& shared = *reinterpret_cast<Shared<kD>*>(memory);
   if (threadIdx.x == 0) {
+    shared.ring.init();
     barrier_init(shared_address(&shared.q_full), 1);
     barrier_init(shared_address(&shared.q_empty), kConsumerWarps);
     barrier_init(shared_address(&shared.v_part), 1);
@@ -239,8 +241,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_up<kConsumerRegisters>();
     Consumer<kD> consumer{shared, args, group - 1};
     if (group == 2) consumer.give_turn();  // the first consumer begins
-    for_items(items, [&](const AttentionTile& tile, int head, int round) {
-      consumer.tile(tile, head, static_cast<uint32_t>(round & 1));
+    for_items<false>(shared.ring, items, [&](const AttentionTile& tile, int head, int n) {
+      consumer.tile(tile, head, static_cast<uint32_t>(n & 1));
     });
   }
 #endif

@@ -13,13 +13,6 @@ inline constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * kGroupThreads
 inline constexpr uint32_t kConsumerWarps = kConsumers * 4;  // each frees a stage by itself
 inline constexpr int kGroupBarrier = 1;                     // named barriers from here on, one a consumer
 
-// threadIdx.x, read anew where it is asked for: in kernels that need every register it should not hold one.
-__device__ __forceinline__ int thread_now() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
 // Which tile and head an item is. Sections of heads whose keys fit into the L2 cache go one after the other;
 // within one, costly tiles come first.
 struct Items {
@@ -45,27 +38,55 @@ inline Items items_of(const char* op, const AttentionTiles& tiles, int64_t token
   return {tiles, static_cast<int>(heads), static_cast<int>(section)};
 }
 
-// Round r of the persistent blocks: back and forth, so that no block always gets the costlier end.
-__device__ __forceinline__ int item_of(int round) {
-  const unsigned block = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-  return round * static_cast<int>(gridDim.x) + static_cast<int>(block);
-}
+// Blocks draw items as they become free. The producer draws and passes on; the consumers follow.
+struct ItemRing {
+  int item[2];
+  uint64_t full[2], empty[2];
+
+  __device__ __forceinline__ void init() {
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(shared_address(&full[i]), 1);
+      barrier_init(shared_address(&empty[i]), kConsumerWarps);
+    }
+  }
+};
 
 // The same value in all lanes, known to the compiler as such: it may live in a uniform register.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-// body(tile, head, round) for every item of this block.
-template <class Body>
-__device__ __forceinline__ void for_items(const Items& items, const Body& body) {
+// One arrival a warp, after what it did to shared memory.
+__device__ __forceinline__ void free_stage(uint64_t* empty) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(empty));
+}
+
+// body(tile, head, n) for the items of this block, n = 0, 1, ...; by the producer's warp, or by a consumer's.
+template <bool kProducer, class Body>
+__device__ __forceinline__ void for_items(ItemRing& ring, const Items& items, const Body& body) {
   const int count = uniform(items.count());
-  for (int round = 0; round * static_cast<int>(gridDim.x) < count; ++round) {
-    const int item = item_of(round);
-    if (item >= count) continue;
+  for (int n = 0;; ++n) {
+    const int stage = n % 2;
+    const uint32_t parity = static_cast<uint32_t>(n) / 2 & 1u;
+    int drawn = 0;
+    if constexpr (kProducer) {
+      if (thread_now() % 32 == 0) {
+        barrier_wait(shared_address(&ring.empty[stage]), parity ^ 1);
+        drawn = atomicAdd(items.tiles.next, 1);
+        ring.item[stage] = drawn;
+        barrier_arrive(shared_address(&ring.full[stage]));
+      }
+    } else {
+      barrier_wait(shared_address(&ring.full[stage]), parity);
+      drawn = ring.item[stage];
+      __syncwarp();
+      free_stage(&ring.empty[stage]);
+    }
+    const int item = uniform(drawn);
+    if (item >= count) return;
     int head;
     const AttentionTile tile = items.tile(item, head);
     body(AttentionTile{uniform(tile.begin), uniform(tile.rows), uniform(tile.doc_begin),
                        uniform(tile.doc_end)},
-         uniform(head), round);
+         uniform(head), n);
   }
 }
 
@@ -87,6 +108,14 @@ __device__ __forceinline__ void load_panels(const CUtensorMap* map, void* to, in
     tma_load(shared_address(to) + static_cast<uint32_t>(panel * rows * 128), map, shared_address(full),
              panel * 64, head, token);
   }
+}
+
+// `bytes` in a row, a multiple of 16 as both addresses are.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(bar)
+      : "memory");
 }
 
 // Zeros in rows [valid, rows) of a tile, by one warp: another document's rows, NaN perhaps, must not meet
@@ -128,11 +157,6 @@ __device__ void store_tile(Bf16* tile, int consumer, const Fragment<kD>& x, cons
     *reinterpret_cast<uint4*>(to + row * stride + chunk * 8) =
         *reinterpret_cast<const uint4*>(staged + tile_offset(kGroupRows, row, chunk));
   }
-}
-
-// One arrival a warp, after what it did to shared memory.
-__device__ __forceinline__ void free_stage(uint64_t* empty) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(empty));
 }
 
 }  // namespace fp4t::cuda::sm90

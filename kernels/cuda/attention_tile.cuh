@@ -18,6 +18,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/gemm_ptx.cuh"
+#include "kernels/formats/bf16.h"
 
 namespace fp4t::cuda {
 
@@ -30,6 +31,14 @@ inline constexpr int kGroupThreads = 128;
 // chunks are exchanged by chunk ^ row % 8, the 128-byte swizzle of wgmma and TMA.
 __device__ __forceinline__ uint32_t tile_offset(int tile_rows, int row, int chunk) {
   return static_cast<uint32_t>((chunk / 8 * tile_rows + row) * 128 + ((chunk % 8) ^ (row % 8)) * 16);
+}
+
+// threadIdx.x, read anew where it is asked for. What comes from it is computed there, too: offsets into tiles
+// are many, and kept in registers from one block of keys to the next they would leave none.
+__device__ __forceinline__ int thread_now() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -59,7 +68,7 @@ __device__ __forceinline__ void clear(Fragment<kColumns>& x) {
 template <int kD, int kN>
 __device__ __forceinline__ void multiply_rows(uint32_t a, int a_rows, int row, uint32_t b, int b_rows,
                                               Fragment<kN>& out) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = thread_now() % 32;
 #pragma unroll
   for (int k = 0; k < kD / 16; ++k) {
     uint32_t af[4];
@@ -78,7 +87,7 @@ __device__ __forceinline__ void multiply_rows(uint32_t a, int a_rows, int row, u
 template <int kD, int kK>
 __device__ __forceinline__ void multiply_columns(const uint32_t (&a)[kK / 16][4], uint32_t b, int b_rows,
                                                  Fragment<kD>& out) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = thread_now() % 32;
 #pragma unroll
   for (int k = 0; k < kK / 16; ++k) {
 #pragma unroll
@@ -101,6 +110,13 @@ __device__ __forceinline__ void pack_operand(const Fragment<kK>& x, uint32_t (&a
     a[k][2] = pack_bf16(x[2 * k + 1][0], x[2 * k + 1][1]);
     a[k][3] = pack_bf16(x[2 * k + 1][2], x[2 * k + 1][3]);
   }
+}
+
+// Element [j][i] of the fragment that was packed, rounded.
+template <int kTiles>
+__device__ __forceinline__ float operand_element(const uint32_t (&a)[kTiles][4], int j, int i) {
+  const uint32_t pair = a[j / 2][j % 2 * 2 + i / 2];
+  return float_of(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
 }
 
 // Over the four lanes that hold a row.
@@ -202,7 +218,7 @@ template <int kD, int kThreads>
 __device__ __forceinline__ void load_tile(uint32_t tile, int tile_rows, const Bf16* from, int64_t stride,
                                           int valid, int columns) {
   constexpr int kChunks = kD / 8;
-  const int thread = static_cast<int>(threadIdx.x), chunk = thread % kChunks;
+  const int thread = thread_now(), chunk = thread % kChunks;
 #pragma unroll 4
   for (int row = thread / kChunks; row < tile_rows; row += kThreads / kChunks) {
     const bool zero = row >= valid || chunk * 8 >= columns;

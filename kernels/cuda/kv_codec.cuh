@@ -86,4 +86,35 @@ __device__ __forceinline__ T decode_kv(uint32_t code, float scale) {
   return from_f32<T>((code & 0x7Fu) == 0x7Fu ? value : value * scale);
 }
 
+// One pair of codes as BF16. The bits of a code, moved to their places in BF16, stand for the value times
+// 2^-120, so one exact product with `factor`, scale * 2^120 twice, is the value.
+__device__ __forceinline__ uint32_t decode_pair(uint32_t codes, uint32_t factor) {
+  const uint32_t wide = __byte_perm(codes, 0, 0x4140);
+  const uint32_t bits = (wide & 0x007F007Fu) << 4 | (wide & 0x00800080u) << 8;
+  uint32_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(bits), "r"(factor));
+  return out;
+}
+
+// Sixteen codes of one block of 32, as decode_kv gives them.
+__device__ __forceinline__ void decode_codes(const uint4& codes, uint32_t scale, uint32_t (&word)[8]) {
+  const uint32_t in[4] = {codes.x, codes.y, codes.z, codes.w};
+  uint32_t nan = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) nan |= ((in[i] & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
+  if (nan == 0 && scale <= 134) {
+    const uint32_t factor = (scale + 120) << 7, twice = factor | factor << 16;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) word[i] = decode_pair(in[i / 2] >> (i % 2 * 16), twice);
+    return;
+  }
+  const float value = e8m0_value(scale);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t pair = in[i / 2] >> (i % 2 * 16);
+    word[i] = decode_kv<Bf16>(pair & 0xFFu, value).bits |
+              static_cast<uint32_t>(decode_kv<Bf16>(pair >> 8 & 0xFFu, value).bits) << 16;
+  }
+}
+
 }  // namespace fp4t::cuda
