@@ -130,8 +130,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ExtrasError&) {
     throw fp4t::RecipeError(explain_extras(app, entries) + "; fp4train --help lists the commands");
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
-    return code == 0 ? 0 : static_cast<int>(fp4t::ExitCode::kRecipe);
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    throw fp4t::RecipeError(std::string(e.what()) + "; fp4train --help lists the commands");
   }
   const auto missing = [&o] {
     if (o.recipe.config.empty())

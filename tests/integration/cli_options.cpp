@@ -79,6 +79,20 @@ TEST_F(CliOptions, numbers_of_generate_are_checked) {
   }
 }
 
+TEST_F(CliOptions, every_refusal_begins_with_the_programs_name) {
+  const std::vector<std::vector<std::string>> lines = {
+      {"generate", "--checkpoint", "x", "--prompt", "a", "--samples", "0"},
+      {"generate", "--checkpoint", "x"},
+      {"--config"},
+      {"selfcheck", "--golden", "x", "--device", "tpu"},
+      {"train"}};
+  for (const auto& line : lines) {
+    const Exit exit = run(line);
+    EXPECT_EQ(exit.code, 2) << exit.errors;
+    EXPECT_TRUE(exit.errors.starts_with("fp4train: ")) << exit.errors;
+  }
+}
+
 TEST_F(CliOptions, inputs_of_later_stages_are_missed_before_the_first_begins) {
   const std::vector<std::string> gone = {"--set", "stages[1].pretrain.data[0].paths=gone/*.txt"};
   for (const std::vector<std::string>& command :
