@@ -102,6 +102,16 @@ void write_shard(Queue& queue, const std::string& folder, const std::vector<Outg
   manifest->shards.push_back({file, writer.file_bytes(), writer.header_hash()});
 }
 
+// Manifest and shards without the tensors' hashes: enough to count a folder among those to keep.
+bool looks_whole(const std::string& path) {
+  try {
+    CheckpointReader{path};
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 CheckpointStore::CheckpointStore(const std::string& run_dir, StoreOptions options)
@@ -182,9 +192,14 @@ void CheckpointStore::remove_older(const std::string& name, int64_t keep) {
     throw SaveError("the checkpoint just written cannot be read back, older ones stay: " +
                     std::string(error.what()));
   }
-  for (size_t i = kept; i < older.size(); ++i) {
+  size_t standing = 0;
+  for (const CheckpointNumber& n : older) {
+    const std::string path = dir_ + "/" + checkpoint_name(n);
+    if (standing < kept) {
+      standing += looks_whole(path);
+      continue;
+    }
     // Renamed first: a half-removed folder must not look like a damaged checkpoint.
-    const std::string path = dir_ + "/" + checkpoint_name(older[i]);
     const std::string temporary = path + kTemporary + std::to_string(::getpid());
     rename_path(path, temporary, options_.hook);
     remove_path(temporary, options_.hook);
@@ -214,26 +229,16 @@ void CheckpointStore::clean_leftovers(std::vector<std::string>* notes) {
   }
 }
 
-std::vector<std::string> CheckpointStore::candidates() const {
-  std::vector<CheckpointNumber> numbers = list_checkpoints(dir_);
-  const std::optional<CheckpointNumber> latest = latest_checkpoint(dir_);
-  // `latest` first, then what came before it, then what lies beyond it.
-  std::stable_sort(numbers.begin(), numbers.end(), [&](const CheckpointNumber& a, const CheckpointNumber& b) {
-    return latest && !(*latest < a) && *latest < b;
-  });
-  std::vector<std::string> names;
-  for (const CheckpointNumber& n : numbers) names.push_back(checkpoint_name(n));
-  return names;
-}
-
-std::string CheckpointStore::newest(std::vector<std::string>* notes) {
+std::string CheckpointStore::newest(std::vector<std::string>* notes,
+                                    const std::function<void(const CheckpointInfo&)>& check) {
   clean_leftovers(notes);
   std::string failures;
-  const std::vector<std::string> names = candidates();
-  for (const std::string& name : names) {
-    const std::string path = dir_ + "/" + name;
+  const std::vector<CheckpointNumber> candidates = checkpoints_to_try(dir_);
+  for (const CheckpointNumber& number : candidates) {
+    const std::string path = dir_ + "/" + checkpoint_name(number);
     try {
       const CheckpointInfo info = read_checkpoint_info(path, true);
+      if (check) check(info);
       notes->insert(notes->end(), info.notes.begin(), info.notes.end());
       return path;
     } catch (const Error& error) {
@@ -241,9 +246,9 @@ std::string CheckpointStore::newest(std::vector<std::string>* notes) {
       failures += "\n  " + std::string(error.what());
     }
   }
-  if (names.empty()) return "";
-  throw NoCheckpointError(
-      detail::concat("none of the ", names.size(), " checkpoints in '", dir_, "' can be read:", failures));
+  if (candidates.empty()) return "";
+  throw NoCheckpointError(detail::concat("none of the ", candidates.size(), " checkpoints in '", dir_,
+                                         "' can be read:", failures));
 }
 
 std::string CheckpointStore::space_warning(int64_t checkpoint_bytes, int64_t keep) const {

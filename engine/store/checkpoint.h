@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -55,14 +56,17 @@ class CheckpointStore {
   explicit CheckpointStore(const std::string& run_dir, StoreOptions options = {});
 
   // Writes a complete checkpoint and removes older ones beyond `keep` once the new one is safe; returns
-  // its folder. Throws SaveError; what was there before stays intact. Names that begin with "rollout." are
-  // the state's own. A full file system must show as an error of write(): the process ignores SIGXFSZ.
+  // its folder. Damaged ones do not count as kept: those behind the last kept one go, the others stay. Throws
+  // SaveError; what was there before stays intact. Names that begin with "rollout." are the state's own. A
+  // full file system must show as an error of write(): the process ignores SIGXFSZ.
   std::string save(Queue& queue, const std::vector<NamedTensor>& tensors, const RunState& state,
                    int64_t keep);
 
   // Newest complete and verified checkpoint, damaged ones reported in `notes`; "" when there is none at all.
-  // Throws NoCheckpointError when there are some and none is readable. Removes leftovers of saves.
-  std::string newest(std::vector<std::string>* notes);
+  // Throws NoCheckpointError when there are some and none is readable. Removes leftovers of saves. What
+  // `check` throws about a state counts as damage.
+  std::string newest(std::vector<std::string>* notes,
+                     const std::function<void(const CheckpointInfo&)>& check = {});
 
   // What to tell the user at the start when `keep` checkpoints and one in the making may not fit on the
   // disk; "" when they fit.
@@ -74,7 +78,6 @@ class CheckpointStore {
   void put_in_place(const std::string& from, const std::string& name);
   void remove_older(const std::string& name, int64_t keep);
   void clean_leftovers(std::vector<std::string>* notes);
-  std::vector<std::string> candidates() const;
 
   std::string dir_;
   StoreOptions options_;
@@ -92,7 +95,8 @@ void load_tensors(Queue& queue, const std::string& path, const std::vector<Named
 // "content hash: HEX". `verify` recomputes every hash and throws BadDataError naming file and tensor.
 std::string describe_checkpoint(const std::string& path, bool verify);
 
-// The checkpoint folder that `path` means: itself, or the latest of a run folder or of its `checkpoints`.
+// The checkpoint folder that `path` means: itself, or the one of a run folder or of its `checkpoints` that
+// training would try first: what `latest` names, else the newest before it, else the newest.
 // Throws MissingInputError.
 std::string find_checkpoint(const std::string& path);
 

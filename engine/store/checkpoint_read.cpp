@@ -80,6 +80,15 @@ std::optional<CheckpointNumber> latest_checkpoint(const std::string& dir) {
   }
 }
 
+std::vector<CheckpointNumber> checkpoints_to_try(const std::string& dir) {
+  std::vector<CheckpointNumber> numbers = list_checkpoints(dir);
+  const std::optional<CheckpointNumber> latest = latest_checkpoint(dir);
+  std::stable_sort(numbers.begin(), numbers.end(), [&](const CheckpointNumber& a, const CheckpointNumber& b) {
+    return latest && !(*latest < a) && *latest < b;
+  });
+  return numbers;
+}
+
 CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
   const std::string file = path + "/manifest.json";
   manifest_ = parse_manifest(file, read_part(file, kMaxManifestBytes));
@@ -231,8 +240,8 @@ void load_tensors(Queue& queue, const std::string& path, const std::vector<Named
 std::string find_checkpoint(const std::string& path) {
   if (fs::exists(path + "/manifest.json")) return path;
   for (const std::string& dir : {path, path + "/checkpoints"}) {
-    const auto latest = latest_checkpoint(dir);
-    if (latest) return dir + "/" + checkpoint_name(*latest);
+    const std::vector<CheckpointNumber> candidates = checkpoints_to_try(dir);
+    if (!candidates.empty()) return dir + "/" + checkpoint_name(candidates.front());
   }
   throw MissingInputError("'" + path + "' is neither a checkpoint nor a run folder with one");
 }

@@ -23,6 +23,8 @@ std::optional<CheckpointNumber> checkpoint_number(const std::string& name);  // 
 std::vector<CheckpointNumber> list_checkpoints(const std::string& dir);      // largest first
 // What the file `latest` names, when it names a checkpoint.
 std::optional<CheckpointNumber> latest_checkpoint(const std::string& dir);
+// `latest` first, then what came before it, then what lies beyond it; newest first each.
+std::vector<CheckpointNumber> checkpoints_to_try(const std::string& dir);
 
 // An opened checkpoint: the manifest and the shards agree in names, types, shapes and headers. Throws
 // BadDataError naming file and tensor.

@@ -142,6 +142,46 @@ TEST_F(Damage, a_damaged_or_absent_latest_does_not_hide_the_newest) {
   EXPECT_EQ(store_.newest(&notes), path_);
 }
 
+TEST_F(Damage, a_damaged_or_absent_latest_means_what_training_would_try_first) {
+  const std::string latest = dir_ / "checkpoints/latest";
+  for (const char* text : {"", "step_0_99_0\n", "\xFF\xFF"}) {
+    set_file(latest, text);
+    EXPECT_EQ(find_checkpoint(dir_.path()), path_) << text;
+    EXPECT_EQ(find_checkpoint(dir_ / "checkpoints"), path_) << text;
+  }
+  fs::remove(latest);
+  EXPECT_EQ(find_checkpoint(dir_.path()), path_);
+  set_file(latest, "step_0_10_0\n");
+  EXPECT_EQ(find_checkpoint(dir_.path()), good_path_);
+}
+
+TEST_F(Damage, damaged_checkpoints_are_not_counted_as_kept) {
+  SmallRun next(30), later(40);
+  const std::string shard = path_ + "/tensors-00001.safetensors", original = file_text(shard);
+  set_file(shard, original.substr(0, original.size() - 1));
+  const std::string third = store_.save(queue_, next.tensors(), next.state(), 2);
+  EXPECT_TRUE(fs::exists(good_path_)) << "the only good one before the new one";
+  EXPECT_TRUE(fs::exists(path_)) << "not behind the last kept one";
+  set_file(third + "/manifest.json", "{}");
+  store_.save(queue_, later.tensors(), later.state(), 2);
+  EXPECT_TRUE(fs::exists(good_path_));
+  set_file(shard, original);
+  SmallRun last(50);
+  store_.save(queue_, last.tensors(), last.state(), 3);
+  EXPECT_TRUE(fs::exists(path_));
+  EXPECT_FALSE(fs::exists(good_path_)) << "two good ones stand before it";
+}
+
+TEST_F(Damage, what_a_check_of_the_state_refuses_is_passed_over) {
+  std::vector<std::string> notes;
+  const auto refuse = [](const CheckpointInfo& info) {
+    if (info.state.step == 20) throw BadDataError("absurd");
+  };
+  EXPECT_EQ(store_.newest(&notes, refuse), good_path_);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("absurd"), std::string::npos) << notes[0];
+}
+
 TEST_F(Damage, when_none_is_readable_it_ends_after_one_try) {
   fs::resize_file(path_ + "/manifest.json", 10);
   fs::remove(good_path_ + "/tensors-00001.safetensors");
