@@ -36,6 +36,13 @@ std::string header_json(const Plan& plan) {
   return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// A member that no hash protects: 0 when it is absent or no number.
+double number_within(const nlohmann::json& object, const char* name, double most) {
+  const auto it = object.find(name);
+  if (it == object.end() || !it->is_number()) return 0;
+  return std::clamp(it->get<double>(), 0.0, most);
+}
+
 }  // namespace
 
 std::string duration_text(double seconds) {
@@ -133,18 +140,29 @@ void Run::restore(const ResumePoint& resume) {
   optimizer.set_applied_updates(state.applied_updates);
   const auto telemetry = nlohmann::json::parse(state.telemetry_json, nullptr, false);
   if (telemetry.is_object()) {
-    earlier_seconds_ = telemetry.value("seconds", 0.0);
-    restarts_ = telemetry.value("restarts", int64_t{0}) + 1;
+    earlier_seconds_ = number_within(telemetry, "seconds", 1e10);
+    restarts_ = static_cast<int64_t>(number_within(telemetry, "restarts", 1e9)) + 1;
   }
+  warn_of_changes_too_late();
+  if (resume.branch || resume.elsewhere) state.metrics_lines = 0;
   if (resume.branch) {
-    state.metrics_lines = 0;
     earlier_seconds_ = 0;
     restarts_ = 0;
   }
-  last_checkpoint_ = resume.branch ? "" : resume.info.path;
+  last_checkpoint_ = resume.branch || resume.elsewhere ? "" : resume.info.path;
   console.line(detail::concat(resume.branch ? "branching from " : "resuming from ", resume.info.path,
                               ": stage ", state.stage, ", step ", state.step,
                               state.update ? detail::concat(", update ", state.update) : ""));
+}
+
+void Run::warn_of_changes_too_late() {
+  for (size_t i = 0; i < static_cast<size_t>(state.stage); ++i) {
+    const int64_t finished = finished_steps(state, i);
+    const StagePlan& over = plan.stages[i];
+    if (finished == 0 || finished == over.steps) continue;
+    console.warn(detail::concat("stage '", over.name, "' is over after ", finished,
+                                " steps; that the recipe now says ", over.steps, " has no effect"));
+  }
 }
 
 std::vector<NamedTensor> Run::policy_tensors() {
@@ -229,8 +247,9 @@ void Run::stop_if_requested() {
   const int number = stop_requested();
   if (number == 0) return;
   save(true);
-  throw PreemptedError(detail::concat("stopped by signal ", number, "; saved ", last_checkpoint_,
-                                      "; the same command continues"));
+  const char* how =
+      plan.run.resume == "never" ? "; with run.resume: auto it continues" : "; the same command continues";
+  throw PreemptedError(detail::concat("stopped by signal ", number, "; saved ", last_checkpoint_, how));
 }
 
 void Run::check_data(const std::string& key, const std::string& stage_name, const std::string& fingerprint) {
@@ -251,7 +270,10 @@ void Run::check_data(const std::string& key, const std::string& stage_name, cons
 
 void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {
   int64_t global = state.step;
-  for (int64_t i = 0; i < state.stage; ++i) global += plan.stages[static_cast<size_t>(i)].steps;
+  for (size_t i = 0; i < static_cast<size_t>(state.stage); ++i) {
+    const int64_t finished = finished_steps(state, i);
+    global += finished > 0 ? finished : plan.stages[i].steps;
+  }
   metrics->write(kind, stage().name, state.step, global, record);
   state.metrics_lines = metrics->lines();
 }

@@ -88,6 +88,7 @@ class Run {
   Pass pass_base() const;
   std::vector<NamedTensor> tensors();
   void restore(const ResumePoint& resume);
+  void warn_of_changes_too_late();
   bool reference_is_in_use() const;
 
   std::string last_checkpoint_;

@@ -13,6 +13,7 @@ namespace fp4t {
 std::vector<std::string> generate_text(const TextRequest& request) {
   const std::string path = find_checkpoint(request.checkpoint);
   const CheckpointInfo info = read_checkpoint_info(path, true);
+  check_state(info);
   // Nothing is saved here, so how many checkpoints the run keeps is no matter: rules about resuming are off.
   const Recipe recipe =
       parse_recipe(info.state.recipe_yaml, path + "/manifest.json", {"run.resume=never"}).recipe;

@@ -1,11 +1,77 @@
 #include "engine/stage/resume.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <utility>
 
 #include "engine/recipe/load.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
+
+namespace {
+
+// A text of the state as a number; 0 when it is absent or none.
+int64_t whole_number(const RunState& state, const std::string& key) {
+  const auto it = state.texts.find(key);
+  int64_t value = 0;
+  if (it != state.texts.end()) {
+    std::from_chars(it->second.data(), it->second.data() + it->second.size(), value);
+  }
+  return value;
+}
+
+// Counts beyond this are not exact as double, and sums of two overflow nowhere below it.
+constexpr int64_t kMaxCount = int64_t{1} << 53;
+constexpr const char* kCounts[] = {"stage_samples",    "tokens",           "skipped_updates",
+                                   "skipped_in_a_row", "logprob_compared", "steps_without_signal"};
+
+void check_counts(const RunState& state) {
+  const std::pair<const char*, int64_t> fields[] = {{"step", state.step},
+                                                    {"attempted_updates", state.attempted_updates},
+                                                    {"applied_updates", state.applied_updates},
+                                                    {"next_sample", state.next_sample},
+                                                    {"metrics_lines", state.metrics_lines}};
+  for (const auto& [name, value] : fields) {
+    if (value < 0 || value >= kMaxCount) throw BadDataError(detail::concat("state.", name, " is ", value));
+  }
+  for (const char* name : kCounts) {
+    const auto it = state.counters.find(name);
+    if (it == state.counters.end()) continue;
+    const double value = it->second;
+    if (!(value >= 0 && value < static_cast<double>(kMaxCount)) || value != std::floor(value)) {
+      throw BadDataError(detail::concat("counters.", name, " is ", value, ", which counts nothing"));
+    }
+  }
+}
+
+void check_place(const Recipe& recipe, const RunState& state) {
+  if (state.stage < 0 || state.stage >= static_cast<int64_t>(recipe.stages.size())) {
+    throw BadDataError(
+        detail::concat("state.stage is ", state.stage, ", its recipe has ", recipe.stages.size(), " stages"));
+  }
+  if (state.update == 0) return;
+  const auto* rl = std::get_if<RlSpec>(&recipe.stages[static_cast<size_t>(state.stage)]);
+  const int64_t updates = rl ? rl->objective.epochs * rl->objective.mini_batches : 1;
+  if (state.update < 0 || state.update >= updates) {
+    throw BadDataError(
+        detail::concat("state.update is ", state.update, ", its stage has ", updates, " updates a step"));
+  }
+  if (state.rollout.size() == 0) {
+    throw BadDataError(detail::concat("state.update is ", state.update, " without a rollout"));
+  }
+}
+
+// Whether `path` lies below `folder`, whatever links lead there.
+bool lies_in(const std::string& path, const std::string& folder) {
+  namespace fs = std::filesystem;
+  const fs::path relative = fs::weakly_canonical(path).lexically_relative(fs::weakly_canonical(folder));
+  return !relative.empty() && *relative.begin() != "..";
+}
+
+}  // namespace
 
 std::string span_steps_key(size_t stage) { return "span_steps." + std::to_string(stage); }
 std::string data_key(size_t stage) { return "corpus." + std::to_string(stage); }
@@ -16,14 +82,16 @@ bool is_started(const RunState& state, size_t stage) {
   return state.texts.count(data_key(stage)) != 0 || state.texts.count(task_key(stage)) != 0;
 }
 
+std::string done_key(size_t stage) { return "done." + std::to_string(stage); }
+
+int64_t finished_steps(const RunState& state, size_t stage) {
+  return std::max<int64_t>(0, whole_number(state, done_key(stage)));
+}
+
 std::vector<int64_t> recorded_span_steps(const RunState& state) {
   std::vector<int64_t> steps;
   for (size_t i = 0; is_started(state, i); ++i) {
-    const auto it = state.texts.find(span_steps_key(i));
-    int64_t value = 0;
-    if (it != state.texts.end()) {
-      std::from_chars(it->second.data(), it->second.data() + it->second.size(), value);
-    }
+    const int64_t value = whole_number(state, span_steps_key(i));
     if (value < 1) throw BadDataError("checkpoint: no whole number above 0 in its text " + span_steps_key(i));
     steps.push_back(value);
   }
@@ -40,19 +108,35 @@ std::string recorded_recipe(const std::string& recipe_yaml) {
   return print_recipe(recipe);
 }
 
+void check_state(const CheckpointInfo& info) {
+  try {
+    const Recipe recipe = parse_recipe(info.state.recipe_yaml, "its recipe", {"run.resume=never"})
+                              .recipe;  // keep does not matter
+    check_counts(info.state);
+    check_place(recipe, info.state);
+    recorded_span_steps(info.state);
+  } catch (const Error& error) {
+    throw BadDataError(detail::concat("checkpoint '", info.path, "': ", error.what()));
+  }
+}
+
 ResumePoint find_resume(const RunSpec& run) {
   ResumePoint point;
   CheckpointStore store(run.dir);
-  std::string path;
-  if (run.resume == "auto") {
-    path = store.newest(&point.notes);
-  } else if (run.resume == "never") {
-    if (!store.newest(&point.notes).empty()) {
+  std::string path = store.newest(&point.notes, check_state);
+  if (run.resume == "never") {
+    if (!path.empty()) {
       throw RecipeError(detail::concat("run.resume: never, but ", run.dir,
                                        " holds checkpoints; remove them, or choose another run.dir"));
     }
-  } else {
-    path = find_checkpoint(run.resume);
+  } else if (run.resume != "auto") {
+    if (path.empty()) {
+      path = find_checkpoint(run.resume);
+      point.elsewhere = !lies_in(path, run.dir);
+    } else {
+      point.notes.push_back(detail::concat("run.resume: ", run.resume, " is passed over, since ", run.dir,
+                                           " has checkpoints of its own"));
+    }
   }
   if (path.empty() && !run.branch_from.empty()) {
     path = find_checkpoint(run.branch_from);
@@ -60,6 +144,7 @@ ResumePoint find_resume(const RunSpec& run) {
   }
   if (path.empty()) return point;
   point.info = read_checkpoint_info(path, true);
+  check_state(point.info);
   point.found = true;
   point.span_steps = recorded_span_steps(point.info.state);
   return point;

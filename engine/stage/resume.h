@@ -11,7 +11,8 @@ namespace fp4t {
 
 struct ResumePoint {
   bool found = false;
-  bool branch = false;  // weights and counters from elsewhere, metrics start anew
+  bool branch = false;     // weights and counters from elsewhere, metrics start anew
+  bool elsewhere = false;  // the same run, but of another folder: its metrics do not come along
   CheckpointInfo info;
   std::vector<std::string> notes;  // damaged checkpoints that were passed over
   // Steps by stage that percentages in precision rules refer to; beyond its end: the recipe's own.
@@ -26,6 +27,10 @@ std::string evaluated_key(size_t stage);   // step of the last evaluation
 // Whether a stage has made its first evaluation.
 bool is_started(const RunState& state, size_t stage);
 
+// Steps that a stage was finished with; 0 when the state records none.
+std::string done_key(size_t stage);
+int64_t finished_steps(const RunState& state, size_t stage);
+
 // The recorded steps of the stages that have begun: what ResumePoint::span_steps holds.
 std::vector<int64_t> recorded_span_steps(const RunState& state);
 
@@ -33,7 +38,12 @@ std::vector<int64_t> recorded_span_steps(const RunState& state);
 // that equal runs in two folders or on two machines leave equal bytes.
 std::string recorded_recipe(const std::string& recipe_yaml);
 
-// By run.resume and run.branch_from. Throws NoCheckpointError, BadDataError, RecipeError.
+// Whether numbers that passed every hash can be those of a run of the checkpoint's own recipe. Throws
+// BadDataError naming the field.
+void check_state(const CheckpointInfo& info);
+
+// By run.resume and run.branch_from; a checkpoint that either names counts until run.dir has one of its own,
+// so that the same command goes on after a stop. Throws NoCheckpointError, BadDataError, RecipeError.
 ResumePoint find_resume(const RunSpec& run);
 
 // Compares the recipe that the checkpoint was made with against the present one. Identity changes throw

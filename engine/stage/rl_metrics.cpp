@@ -88,7 +88,7 @@ MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens) {
     unverifiable += r.verdicts[i] == static_cast<uint8_t>(Verdict::kUnverifiable);
   }
   const auto n = static_cast<size_t>(r.samples_per_prompt);
-  for (size_t g = 0; g + n <= r.rewards.size(); g += n) {
+  for (size_t g = 0; n > 0 && g + n <= r.rewards.size(); g += n) {
     flat += std::all_of(r.rewards.begin() + static_cast<int64_t>(g),
                         r.rewards.begin() + static_cast<int64_t>(g + n),
                         [&](float x) { return x == r.rewards[g]; });

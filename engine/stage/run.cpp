@@ -55,8 +55,9 @@ nlohmann::ordered_json summary_json(const Run& run) {
 bool is_summarised(const Run& run) {
   std::ifstream file(run.plan.run.dir + "/summary.json");
   const auto summary = nlohmann::json::parse(file, nullptr, false);
-  return summary.is_object() && std::filesystem::exists(run.plan.run.dir + "/report.html") &&
-         summary.value("content_hash", "") == read_checkpoint_info(run.last_checkpoint(), false).content_hash;
+  if (!summary.is_object() || !std::filesystem::exists(run.plan.run.dir + "/report.html")) return false;
+  const auto hash = summary.find("content_hash");
+  return hash != summary.end() && *hash == read_checkpoint_info(run.last_checkpoint(), false).content_hash;
 }
 
 void finish(Run& run) {
@@ -104,7 +105,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
         std::visit([](const auto& s) -> const OptimizerSpec& { return s.optimizer; }, stage.spec);
     if (state.step == 0 && state.update == 0 && optimizer.state == "fresh") run.optimizer.reset();
     // A finished stage stays finished; with more steps (an accepted change) it goes on.
-    std::string& done = state.texts["done." + std::to_string(state.stage)];
+    std::string& done = state.texts[done_key(static_cast<size_t>(state.stage))];
     const bool already = done == std::to_string(stage.steps);
     if (!already) {
       if (stage.is_rl) {
@@ -117,7 +118,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
     }
     if (state.stage + 1 == count) {
       // The last state stays that of the finished stage: a longer recipe continues it.
-      if (!already) run.save(true);
+      if (!already || run.last_checkpoint().empty()) run.save(true);
       break;
     }
     state.stage += 1;

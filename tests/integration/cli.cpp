@@ -168,7 +168,7 @@ TEST_F(Cli, a_damaged_checkpoint_is_refused_with_file_and_tensor) {
   write_text(file, bytes);
   EXPECT_ANSWER(run({"inspect", "run", "--verify"}), 65, "tensors-00001.safetensors': tensor '");
   EXPECT_ANSWER(run({"generate", "--checkpoint", "run", "--prompt", "a"}), 65, "tensor '");
-  EXPECT_ANSWER(go_on({"--set", "run.resume=run"}), 65, "tensor '");
+  EXPECT_ANSWER(go_on({"--set", "run.dir=fresh", "--set", "run.resume=run"}), 65, "tensor '");
 }
 
 TEST_F(Cli, generate_continues_a_prompt_from_run_folders_and_checkpoints) {
@@ -430,9 +430,16 @@ TEST_F(Cli, resume_never_and_resume_from_a_path_do_what_they_say) {
   copy_done();
   EXPECT_ANSWER(go_on({"--set", "run.resume=never"}), 2, "run.resume: never, but run holds checkpoints");
   const std::string reference = read_text(run_ + "/metrics.jsonl");
+  // A run folder's own course is continued, whatever checkpoint its first start was from.
   const Exit again = go_on({"--set", "run.resume=run/checkpoints/step_1_0_0"});
-  EXPECT_ANSWER(again, 0, "resuming from run/checkpoints/step_1_0_0");
+  EXPECT_ANSWER(again, 0, "run.resume: run/checkpoints/step_1_0_0 is passed over");
+  EXPECT_ANSWER(again, 0, "already done");
   EXPECT_EQ(read_text(run_ + "/metrics.jsonl"), reference);
+  const std::vector<std::string> elsewhere = {"--set", "run.dir=fresh", "--set",
+                                              "run.resume=run/checkpoints/step_1_0_0"};
+  EXPECT_ANSWER(go_on(elsewhere), 0, "resuming from run/checkpoints/step_1_0_0");
+  EXPECT_EQ(count_steps(folder_ / "fresh", "pretrain"), 0);
+  EXPECT_EQ(count_steps(folder_ / "fresh", "rl"), 2);
   expect_same_outcome(run_, *done_ / "run");
 }
 
