@@ -8,9 +8,9 @@
 namespace fp4t {
 
 int cmd_validate(const AppOptions& options) {
-  const Recipe recipe = load_recipe(options.recipe.config, options.recipe.overrides).recipe;
+  const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
-  make_plan(recipe, machine, {});
+  make_plan(recipe, machine, {}, places);
   check_inputs(recipe);
   std::printf("%s: valid\n", options.recipe.config.c_str());
   return 0;

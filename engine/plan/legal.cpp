@@ -4,9 +4,9 @@ namespace fp4t {
 
 namespace {
 
-using Problems = std::vector<std::string>;
+using Reasons = std::vector<std::string>;
 
-void check_keys_have_format(const QuantSpec& s, Problems& problems) {
+void check_keys_have_format(const QuantSpec& s, Reasons& problems) {
   if (s.format == Format::kNvfp4) return;
   QuantSpec plain;
   plain.format = s.format;
@@ -17,7 +17,7 @@ void check_keys_have_format(const QuantSpec& s, Problems& problems) {
   }
 }
 
-void check_rounding(const QuantSpec& s, Problems& problems) {
+void check_rounding(const QuantSpec& s, Reasons& problems) {
   const bool ms_eden = s.rounding == Rounding::kMsEden;
   if (s.rounding == Rounding::kStochastic && s.scale_rule == ScaleRule::kFourOverSix) {
     problems.push_back("stochastic rounding excludes four_over_six: the choice would follow the draw");
@@ -38,7 +38,7 @@ void check_rounding(const QuantSpec& s, Problems& problems) {
   }
 }
 
-void check_rotation(const QuantSpec& s, Problems& problems) {
+void check_rotation(const QuantSpec& s, Reasons& problems) {
   const bool known =
       s.hadamard == 0 || s.hadamard == 16 || s.hadamard == 32 || s.hadamard == 64 || s.hadamard == 128;
   if (!known) {
@@ -55,8 +55,8 @@ void check_rotation(const QuantSpec& s, Problems& problems) {
 
 }  // namespace
 
-Problems problems_of_operand(const QuantSpec& s, GemmRole gemm, OperandRole operand) {
-  Problems problems;
+Reasons problems_of_operand(const QuantSpec& s, GemmRole gemm, OperandRole operand) {
+  Reasons problems;
   check_keys_have_format(s, problems);
   if (s.scale_scope == ScaleScope::kRow) {
     if (gemm != GemmRole::kFprop || operand != OperandRole::kAct) {
@@ -76,8 +76,8 @@ Problems problems_of_operand(const QuantSpec& s, GemmRole gemm, OperandRole oper
   return problems;
 }
 
-Problems problems_of_pair(const QuantSpec& a, const QuantSpec& b) {
-  Problems problems;
+Reasons problems_of_pair(const QuantSpec& a, const QuantSpec& b) {
+  Reasons problems;
   if (a.format != b.format) {
     const std::string names = std::string(name_of(a.format)) + " with " + name_of(b.format);
     if (a.format == Format::kFp32 || b.format == Format::kFp32) {
@@ -98,7 +98,7 @@ Problems problems_of_pair(const QuantSpec& a, const QuantSpec& b) {
 
 namespace {
 
-void check_source(const QuantSpec& fprop, const QuantSpec& backward, Problems& problems) {
+void check_source(const QuantSpec& fprop, const QuantSpec& backward, Reasons& problems) {
   if (backward.source != Source::kForward) return;
   if (fprop.hadamard != 0) {
     problems.push_back(
@@ -115,8 +115,8 @@ void check_source(const QuantSpec& fprop, const QuantSpec& backward, Problems& p
 
 }  // namespace
 
-Problems problems_of_weights(const QuantSpec& fprop, const QuantSpec& dgrad) {
-  Problems problems;
+Reasons problems_of_weights(const QuantSpec& fprop, const QuantSpec& dgrad) {
+  Reasons problems;
   check_source(fprop, dgrad, problems);
   const bool nearest_rows = fprop.format == Format::kNvfp4 && fprop.block == BlockShape::k1x16 &&
                             fprop.rounding == Rounding::kNearest;
@@ -131,8 +131,8 @@ Problems problems_of_weights(const QuantSpec& fprop, const QuantSpec& dgrad) {
   return problems;
 }
 
-Problems problems_of_activations(const QuantSpec& fprop, const QuantSpec& wgrad) {
-  Problems problems;
+Reasons problems_of_activations(const QuantSpec& fprop, const QuantSpec& wgrad) {
+  Reasons problems;
   check_source(fprop, wgrad, problems);
   return problems;
 }

@@ -16,13 +16,13 @@ void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& pr
     const std::string why = !machine.gpu_obstacle.empty() ? machine.gpu_obstacle
                             : machine.built_with_cuda     ? "this machine shows no usable GPU"
                                                           : "this program was built without CUDA";
-    problems.general("run.device: cuda, and " + why + "; allowed: auto, cpu");
+    problems.at("run.device", "cuda, and " + why + "; allowed: auto, cpu");
   }
   for (const auto& [key, value] :
        {std::pair{"expert", recipe.parallel.expert}, {"zero", recipe.parallel.zero}}) {
     if (value == 1) continue;
-    problems.general(detail::concat("parallel.", key, ": ", value, " needs ", value,
-                                    " ranks, and this program runs on one; allowed: 1"));
+    problems.at(detail::concat("parallel.", key),
+                detail::concat(value, " needs ", value, " ranks, and this program runs on one; allowed: 1"));
   }
 }
 
@@ -35,9 +35,9 @@ void resolve_vocabulary(Plan& plan, ProblemList& problems) {
   const int64_t needed = tokenizer_vocabulary(plan.tokenizer);
   if (plan.model.vocabulary == 0) plan.model.vocabulary = needed;
   if (plan.model.vocabulary < needed) {
-    problems.general(detail::concat("model.vocabulary: ", plan.model.vocabulary, " is less than the ", needed,
-                                    " tokens of tokenizer ", plan.tokenizer.kind,
-                                    "; leave it out or give at least that"));
+    problems.at("model.vocabulary",
+                detail::concat(plan.model.vocabulary, " is less than the ", needed, " tokens of tokenizer ",
+                               plan.tokenizer.kind, "; leave it out or give at least that"));
   }
 }
 
@@ -76,7 +76,7 @@ bool is_fp32_reference(const Plan& plan) {
 
 void check_reference(const Plan& plan, ProblemList& problems) {
   if (plan.act == DType::kF32 && plan.dtypes.masters != DType::kF32) {
-    problems.general("dtypes.masters: bf16, and the fp32 format computes with the masters; allowed: fp32");
+    problems.at("dtypes.masters", "bf16, and the fp32 format computes with the masters; allowed: fp32");
   }
 }
 
@@ -109,7 +109,8 @@ int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
   return 257;  // 256 byte values and <eod>
 }
 
-Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps) {
+Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
+               const FieldPlaces& places) {
   Plan plan;
   plan.run = recipe.run;
   plan.model = recipe.model;
@@ -117,7 +118,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   plan.dtypes = recipe.dtypes;
   plan.tokenizer = recipe.tokenizer;
   plan.machine = machine;
-  ProblemList problems;
+  ProblemList problems(places);
   check_machine(recipe, machine, problems);
   check_kernels(plan, problems);
   resolve_vocabulary(plan, problems);

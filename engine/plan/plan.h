@@ -8,6 +8,7 @@
 
 #include "engine/plan/parameters.h"
 #include "engine/plan/precision.h"
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 #include "kernels/base/queue.h"
 
@@ -64,7 +65,9 @@ int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer);
 // Throws RecipeError with every problem at once.
 // `span_steps`: steps by stage that percentages in precision rules refer to, as a checkpoint recorded them
 // (a longer run does not move a switch); empty: each stage's own steps.
-Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps);
+// `places` of the recipe's keys, which the problems are to name; empty: paths alone.
+Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
+               const FieldPlaces& places = {});
 
 // Sizes a plan for generation alone: one forward of a prompt, `samples` sequences of `length` positions.
 void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int64_t samples);

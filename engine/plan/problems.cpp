@@ -7,14 +7,18 @@
 namespace fp4t {
 
 std::string place_of(const RuleSpec& rule) {
-  if (rule.place.line <= 0) return rule.path;
-  return detail::concat(rule.place.file, ":", rule.place.line, ":", rule.place.column, ": ", rule.path);
+  return rule.place.file.empty() ? rule.path : place_text(rule.place) + ": " + rule.path;
 }
 
 void ProblemList::rule(const RuleSpec& rule, const std::string& problem) { add(place_of(rule), "", problem); }
 
 void ProblemList::cell(const RuleSpec* rule, const std::string& cell, const std::string& problem) {
   add(rule ? place_of(*rule) : "precision", cell, problem);
+}
+
+void ProblemList::at(const std::string& path, const std::string& problem) {
+  const SourcePlace place = nearest_place(places_, path);
+  add(place.file.empty() ? path : place_text(place) + ": " + path, "", problem);
 }
 
 void ProblemList::general(const std::string& problem) { add("", "", problem); }

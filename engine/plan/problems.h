@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 
 namespace fp4t {
@@ -16,10 +17,15 @@ std::string place_of(const RuleSpec& rule);
 
 class ProblemList {
  public:
+  // `places` of a recipe's keys, where it came from a text.
+  explicit ProblemList(FieldPlaces places = {}) : places_(std::move(places)) {}
+
   // About a rule as written.
   void rule(const RuleSpec& rule, const std::string& problem);
   // About a cell: `rule` supplied it, null where no rule did.
   void cell(const RuleSpec* rule, const std::string& cell, const std::string& problem);
+  // About the key at a dotted path.
+  void at(const std::string& path, const std::string& problem);
   void general(const std::string& problem);
 
   bool names(const RuleSpec& rule) const;
@@ -32,6 +38,7 @@ class ProblemList {
   };
   void add(const std::string& place, const std::string& cell, const std::string& problem);
 
+  FieldPlaces places_;
   std::vector<Line> lines_;
   std::map<std::pair<std::string, std::string>, size_t> index_;  // (place, problem) to line
 };

@@ -33,9 +33,9 @@ struct DecodeNeeds {
 // A prompt must leave room for one new token; longer completions are cut at the last position.
 void check_prompt(const Plan& plan, const std::string& path, int64_t prompt, ProblemList& problems) {
   if (prompt < plan.model.max_positions) return;
-  problems.general(detail::concat(path, ": prompts of up to ", prompt,
-                                  " tokens leave no position for an answer: model.max_positions is ",
-                                  plan.model.max_positions));
+  problems.at(path, detail::concat("prompts of up to ", prompt,
+                                   " tokens leave no position for an answer: model.max_positions is ",
+                                   plan.model.max_positions));
 }
 
 void add_eval(const Plan& plan, const EvalSpec& eval, const std::string& path, DecodeNeeds& needs,
@@ -58,15 +58,16 @@ void size_pretrain(Plan& plan, StagePlan& stage, const PretrainSpec& spec, const
                    DecodeNeeds& needs, ProblemList& problems) {
   const int64_t micro = spec.batch.micro_sequences * spec.batch.length;
   if (micro <= 0 || spec.batch.tokens <= 0 || spec.batch.tokens % micro != 0) {
-    problems.general(detail::concat(path, "batch.tokens: ", spec.batch.tokens,
-                                    " is not a whole number of micro-batches of micro_sequences ",
-                                    spec.batch.micro_sequences, " x length ", spec.batch.length));
+    problems.at(
+        path + "batch.tokens",
+        detail::concat(spec.batch.tokens, " is not a whole number of micro-batches of micro_sequences ",
+                       spec.batch.micro_sequences, " x length ", spec.batch.length));
   } else {
     stage.accumulation = spec.batch.tokens / micro;
   }
   if (spec.batch.length > plan.model.max_positions) {
-    problems.general(detail::concat(path, "batch.length: ", spec.batch.length,
-                                    " is more than model.max_positions ", plan.model.max_positions));
+    problems.at(path + "batch.length", detail::concat(spec.batch.length, " is more than model.max_positions ",
+                                                      plan.model.max_positions));
   }
   plan.max_tokens = std::max(plan.max_tokens, micro);
   add_eval(plan, spec.eval, path, needs, problems);
@@ -83,9 +84,9 @@ void size_rl(Plan& plan, const RlSpec& spec, const std::string& path, DecodeNeed
   const int64_t sequences = spec.sampling.prompts * spec.sampling.samples;
   const int64_t length = rl_sequence_length(plan, spec);
   if (spec.objective.micro_tokens < length) {
-    problems.general(detail::concat(path, "objective.micro_tokens: ", spec.objective.micro_tokens,
-                                    " does not hold one sequence, which has up to ", length,
-                                    " tokens (prompt and sampling.max_tokens)"));
+    problems.at(path + "objective.micro_tokens",
+                detail::concat(spec.objective.micro_tokens, " does not hold one sequence, which has up to ",
+                               length, " tokens (prompt and sampling.max_tokens)"));
   }
   needs.add(std::min(sequences, spec.sampling.max_batch), prompt, spec.sampling.max_tokens);
   plan.max_tokens = std::max(plan.max_tokens, std::min(spec.objective.micro_tokens, sequences * length));

@@ -2,7 +2,6 @@
 // value kept for the checks between keys (validate.h).
 #pragma once
 
-#include <map>
 #include <string>
 
 #include "engine/recipe/problems.h"
@@ -13,7 +12,7 @@ namespace fp4t {
 
 struct BoundRecipe {
   Recipe recipe;
-  std::map<std::string, FieldPlace> places;  // of every key that the text gives, by dotted path
+  FieldPlaces places;  // of every key that the text gives
   bool gave(const std::string& path) const { return places.count(path) > 0; }
 };
 

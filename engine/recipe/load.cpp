@@ -28,7 +28,7 @@ LoadedRecipe parse_recipe(const std::string& text, const std::string& file_name,
   resolve_defaults(bound);
   validate_recipe(bound, problems);
   problems.throw_if_any();
-  return {std::move(bound.recipe), text};
+  return {std::move(bound.recipe), text, std::move(bound.places)};
 }
 
 LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>& overrides) {

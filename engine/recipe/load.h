@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 
 namespace fp4t {
@@ -12,6 +13,7 @@ namespace fp4t {
 struct LoadedRecipe {
   Recipe recipe;
   std::string source_text;  // as read
+  FieldPlaces places;       // of every key that text and overrides give
 };
 
 // Reads, overrides ("a.b.c=value", stages as "stages.0.pretrain.steps=10" or "stages[0].pretrain.steps=10"),

@@ -7,14 +7,17 @@
 
 namespace fp4t {
 
-namespace {
-
-std::string where(const SourcePlace& place) {
+std::string place_text(const SourcePlace& place) {
   if (place.line == 0) return place.file.empty() ? "recipe" : place.file;
   return place.file + ":" + std::to_string(place.line) + ":" + std::to_string(place.column);
 }
 
-}  // namespace
+SourcePlace nearest_place(const FieldPlaces& places, const std::string& path) {
+  std::string at = path;
+  while (!places.count(at) && !at.empty()) at = parent_path(at);
+  const auto found = places.find(at);
+  return found == places.end() ? SourcePlace{} : found->second.value;
+}
 
 void Problems::add(const SourcePlace& place, const std::string& path, const std::string& message) {
   paths_.insert(path);
@@ -22,15 +25,11 @@ void Problems::add(const SourcePlace& place, const std::string& path, const std:
     ++num_dropped_;
     return;
   }
-  entries_.push_back({place, where(place) + ": " + (path.empty() ? "" : path + ": ") + message});
+  entries_.push_back({place, place_text(place) + ": " + (path.empty() ? "" : path + ": ") + message});
 }
 
-void Problems::add_at(const std::map<std::string, FieldPlace>& places, const std::string& path,
-                      const std::string& message) {
-  std::string at = path;
-  while (!places.count(at) && !at.empty()) at = parent_path(at);
-  const auto found = places.find(at);
-  add(found == places.end() ? SourcePlace{} : found->second.value, path, message);
+void Problems::add_at(const FieldPlaces& places, const std::string& path, const std::string& message) {
+  add(nearest_place(places, path), path, message);
 }
 
 bool Problems::touches(const std::string& path) const {

@@ -15,13 +15,19 @@ struct FieldPlace {
   SourcePlace key, value;
 };
 
+using FieldPlaces = std::map<std::string, FieldPlace>;  // by dotted path
+
+// Of the value at the path, or of the nearest map around it that the recipe has.
+SourcePlace nearest_place(const FieldPlaces& places, const std::string& path);
+// "recipe.yaml:12:5", or "--set run.seed".
+std::string place_text(const SourcePlace& place);
+
 class Problems {
  public:
   // `path` is dotted ("model.moe.top_k"); `message` says what was found and what is allowed.
   void add(const SourcePlace& place, const std::string& path, const std::string& message);
   // At the path's own place, or at the nearest map around it that the recipe has.
-  void add_at(const std::map<std::string, FieldPlace>& places, const std::string& path,
-              const std::string& message);
+  void add_at(const FieldPlaces& places, const std::string& path, const std::string& message);
 
   // Whether there is a problem at this path; in or below it; at it or around it (its value says nothing
   // then).

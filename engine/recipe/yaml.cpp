@@ -14,10 +14,6 @@ namespace fp4t {
 
 namespace {
 
-std::string place_text(const SourcePlace& p) {
-  return p.line == 0 ? p.file : p.file + ":" + std::to_string(p.line) + ":" + std::to_string(p.column);
-}
-
 // Builds the tree from the parser's events: the only interface of yaml-cpp that shows duplicates, quotes
 // and aliases as written.
 class TreeBuilder : public YAML::EventHandler {

@@ -72,5 +72,43 @@ TEST(PlanPresets, the_quickstart_is_a_plan_with_equal_bits) {
   EXPECT_EQ(plan.stages[0].precision.forward.at(0).cell(0, Module::kExpertsDown).act.format, Format::kNvfp4);
 }
 
+TEST(PlanPlaces, problems_of_the_plan_name_the_place_of_their_key) {
+  const std::string text = R"(model:
+  layers: 2
+  hidden: 64
+  heads: 2
+  kv_heads: 2
+  head_dim: 32
+  mlp_hidden: 64
+  max_positions: 128
+precision:
+  pretrain.forward:
+    - {module: "*", format: bf16}
+stages:
+  - pretrain:
+      steps: 6
+      batch: {tokens: 512, micro_sequences: 4, length: 128}
+      data: [{kind: text, paths: corpus}]
+      eval:
+        every: 1
+        prompts: [short, "LONG"]
+)";
+  std::string written = text;
+  written.replace(written.find("LONG"), 4, std::string(200, 'x'));
+  const LoadedRecipe loaded =
+      parse_recipe(written, "r.yaml", {"run.device=cuda", "precision.pretrain.forward.0.module=experts.*"});
+  try {
+    make_plan(loaded.recipe, cpu_machine(), {}, loaded.places);
+    FAIL() << "not refused";
+  } catch (const RecipeError& e) {
+    const std::string errors = e.what();
+    for (const char* line :
+         {"r.yaml:19:18: stages[0].pretrain.eval.prompts[1]: prompts of up to 200 tokens",
+          "--set run.device: run.device: ", "precision.pretrain.forward[0]: this rule never wins"}) {
+      EXPECT_NE(errors.find(line), std::string::npos) << line << "\nin\n" << errors;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fp4t
