@@ -150,10 +150,6 @@ void launch(Queue& queue, const char* op, const Cached& args) {
   check_launch(op);
 }
 
-// Splits side by side fill the machine where rows are few; their sums must not take more than the second
-// limit.
-constexpr int64_t kFewRows = 1024, kMaxPartialBytes = int64_t{256} << 20;
-
 }  // namespace
 
 void run(Queue& queue, const AttentionCached& op) {
@@ -185,7 +181,7 @@ void run(Queue& queue, const AttentionCached& op) {
   args.partial_columns = op.head_dim <= 64 ? 64 : 128;
   const int64_t sums = args.max_splits > 1 ? args.rows * op.heads * args.max_splits : 0;
   const int64_t sum_bytes = sums * (args.partial_columns + 2) * static_cast<int64_t>(sizeof(float));
-  const bool few = args.rows <= kFewRows && sum_bytes <= kMaxPartialBytes;
+  const bool few = args.rows <= kFewCachedRows && sum_bytes <= kMaxPartialBytes;
   args.set_tile(few ? kDecodeRows : kGroupRows);
   if (few) {
     args.partial = workspace.take<float>(sums * args.partial_columns);

@@ -17,13 +17,13 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/cuda/attention_sizes.h"
 #include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/formats/bf16.h"
 
 namespace fp4t::cuda {
 
 inline constexpr int kBlockKeys = 128;
-inline constexpr int kSplitKeys = 1024;
 inline constexpr int kGroupRows = 64;  // rows of four warps, 16 each
 inline constexpr int kGroupThreads = 128;
 

@@ -5,15 +5,13 @@
 #include "kernels/base/check.h"
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/attention_general.cuh"
+#include "kernels/cuda/attention_sizes.h"
 
 namespace fp4t::cuda {
 
 namespace {
 
 constexpr int64_t kAlign = 256;  // of every piece of workspace
-// As kernels/cuda/attention_cached.cu and attention_tile.cuh have them; a test of whole runs sees to it that
-// the sum is enough.
-constexpr int64_t kFewCachedRows = 1024, kMaxPartialBytes = int64_t{256} << 20, kSplitKeys = 1024;
 
 // A side as BF16, along either axis (kernels/cuda/gemm.cu).
 int64_t decoded_bytes(const QuantView& codes) {

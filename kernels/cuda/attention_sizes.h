@@ -1,0 +1,12 @@
+// Sizes of cached attention that its kernels and the pricing of their workspace (capability.cpp) share.
+#pragma once
+
+#include <cstdint>
+
+namespace fp4t::cuda {
+
+inline constexpr int kSplitKeys = 1024;  // keys of a split; counted from the document's first token
+// Up to so many rows, and so many bytes of partial sums, the splits of a row go to blocks of their own.
+inline constexpr int64_t kFewCachedRows = 1024, kMaxPartialBytes = int64_t{256} << 20;
+
+}  // namespace fp4t::cuda
