@@ -317,4 +317,9 @@ void run(Queue& queue, const Quantize& q) {
   if (counting) add_stats(q, scan, regions, counts);
 }
 
+void run(Queue& queue, const QuantizeBoth& q) {
+  run(queue, q.row);
+  run(queue, q.column);
+}
+
 }  // namespace fp4t::cpu

@@ -83,6 +83,11 @@ void run(Queue& queue, const Quantize& q) {
   if (counting) launch_stats(queue, job, q.stats.as<double>());
 }
 
+void run(Queue& queue, const QuantizeBoth& q) {
+  run(queue, q.row);
+  run(queue, q.column);
+}
+
 void launch_encode(Queue& queue, const QuantJob& job, Coder coder) {
   job.column ? launch_encode_column(queue, job, coder) : launch_encode_row(queue, job, coder);
 }

@@ -65,6 +65,25 @@ void Quantize::check() const {
   }
 }
 
+void QuantizeBoth::check() const {
+  row.check();
+  column.check();
+  FP4T_CHECK(row.orientation == Orientation::kRow && column.orientation == Orientation::kColumn,
+             "the first is the row orientation");
+  FP4T_CHECK(row.x.data == column.x.data && row.x.shape == column.x.shape, "two matrices");
+  FP4T_CHECK(row.offsets.data == column.offsets.data && row.out.groups == column.out.groups, "other groups");
+  FP4T_CHECK_EQ(row.first_expert, column.first_expert);
+}
+
+bool share_a_reading(const QuantSpec& row, const QuantSpec& column) {
+  const auto simple = [](const QuantSpec& s) {
+    return s.format == Format::kNvfp4 && s.block == BlockShape::k1x16 && s.scale_rule == ScaleRule::kAmax &&
+           s.rounding != Rounding::kMsEden && s.scale_scope == ScaleScope::kTensor;
+  };
+  return simple(row) && simple(column) && row.hadamard == 0 &&
+         (column.hadamard == 0 || column.hadamard == 16);
+}
+
 void Dequantize::check() const {
   check_view(x);
   check_offsets(offsets, x.groups);

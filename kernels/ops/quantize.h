@@ -33,6 +33,20 @@ struct Quantize {
   void check() const;
 };
 
+// Both orientations of one matrix in one reading of it: a gradient is an operand of two products. What comes
+// out, counts and draws included, is that of the two ops by themselves.
+struct QuantizeBoth {
+  static constexpr const char* kName = "quantize_both";
+  Quantize row;     // orientation kRow
+  Quantize column;  // orientation kColumn, of the same x, offsets and first_expert
+  void check() const;
+};
+
+// Whether a GPU reads x once for both: 1x16 blocks by rule amax with one scale a group, and no rotation but
+// one of a block along the columns. Otherwise QuantizeBoth only runs one op after the other, and whoever has
+// other uses for the memory need not hold both results at once.
+bool share_a_reading(const QuantSpec& row, const QuantSpec& column);
+
 // What a dequantised value contains.
 enum class DecodeScale : uint8_t {
   kBlock,  // q * s: exact in BF16; the tensor scale is left out

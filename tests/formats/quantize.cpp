@@ -165,6 +165,49 @@ TEST(Quantize, the_number_of_threads_changes_no_byte_and_no_count) {
   }
 }
 
+TEST(Quantize, both_orientations_together_are_the_two_by_themselves) {
+  Queue queue = Queue::cpu(2);
+  const QuantSpec stochastic{.format = Format::kNvfp4, .rounding = Rounding::kStochastic};
+  QuantSpec rotated = stochastic;
+  rotated.hadamard = 16;
+  HostTensor x = bf16_tensor(rough_matrix(70, 40, 6)), offsets = i32_tensor({0, 33, 70});
+  Operand row(stochastic, GroupAxis::kRows, 2, 70, 40), column(rotated, GroupAxis::kCols, 2, 40, 70);
+  Operand row_alone(stochastic, GroupAxis::kRows, 2, 70, 40),
+      column_alone(rotated, GroupAxis::kCols, 2, 40, 70);
+  QuantizeBoth both{quantize_op(x, Orientation::kRow, row), quantize_op(x, Orientation::kColumn, column)};
+  QuantizeBoth alone{quantize_op(x, Orientation::kRow, row_alone),
+                     quantize_op(x, Orientation::kColumn, column_alone)};
+  for (Quantize* q : {&both.row, &both.column, &alone.row, &alone.column}) q->offsets = offsets.view();
+  run(queue, both);
+  run(queue, alone.row);
+  run(queue, alone.column);
+  EXPECT_EQ(row.codes, row_alone.codes);
+  EXPECT_EQ(column.codes, column_alone.codes);
+  EXPECT_EQ(row.block_scales, row_alone.block_scales);
+  EXPECT_EQ(column.tensor_scale, column_alone.tensor_scale);
+  std::swap(both.row, both.column);
+  EXPECT_THROW(run(queue, both), InternalError);
+}
+
+TEST(Quantize, one_reading_serves_plain_blocks_alone) {
+  const QuantSpec plain{.format = Format::kNvfp4, .rounding = Rounding::kStochastic};
+  QuantSpec rotated = plain, four = plain, square = plain, row_scope = plain, long_rotation = plain;
+  rotated.hadamard = 16;
+  long_rotation.hadamard = 128;
+  four.scale_rule = ScaleRule::kFourOverSix;
+  square.block = BlockShape::k16x16;
+  row_scope.scale_scope = ScaleScope::kRow;
+  EXPECT_TRUE(share_a_reading(plain, plain));
+  EXPECT_TRUE(share_a_reading(plain, rotated));
+  for (const QuantSpec& other : {four, square, QuantSpec{.format = Format::kMxfp8}, QuantSpec{}}) {
+    EXPECT_FALSE(share_a_reading(other, plain)) << describe(other);
+    EXPECT_FALSE(share_a_reading(plain, other)) << describe(other);
+  }
+  EXPECT_FALSE(share_a_reading(row_scope, plain));
+  EXPECT_FALSE(share_a_reading(rotated, plain));
+  EXPECT_FALSE(share_a_reading(plain, long_rotation));
+}
+
 TEST(Quantize, rows_without_any_element_are_fine) {
   Queue queue = Queue::cpu(2);
   for (const QuantSpec& spec : {QuantSpec{.format = Format::kMxfp8}, QuantSpec{.format = Format::kNvfp4}}) {

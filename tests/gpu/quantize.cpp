@@ -194,6 +194,41 @@ TEST(GpuQuantize, draws_are_bitwise_for_many_keys_and_experts) {
   }
 }
 
+TEST(GpuQuantize, both_orientations_together_are_bitwise) {
+  std::mt19937_64 engine(8);
+  uint64_t seed = 300;
+  for (auto [rounding, headroom] : {std::pair{Rounding::kNearest, Headroom::kNone},
+                                    {Rounding::kStochastic, Headroom::kNone},
+                                    {Rounding::kStochastic, Headroom::k17over16}}) {
+    for (int hadamard : {0, 16, 64}) {
+      for (HadamardOut out : {HadamardOut::kFp32, HadamardOut::kBf16}) {
+        for (auto [rows, cols] : {std::pair<int64_t, int64_t>{241, 264}, {250, 90}, {1000, 40}}) {
+          if (hadamard == 0 && out == HadamardOut::kBf16) continue;
+          QuantSpec spec{.format = Format::kNvfp4, .rounding = rounding, .headroom = headroom},
+              rotated = spec;
+          rotated.hadamard = hadamard;
+          rotated.hadamard_out = out;
+          SCOPED_TRACE(describe(rotated) + " " + std::to_string(rows) + " x " + std::to_string(cols));
+          Mirror m;
+          const TensorView x = rough(m, rows, cols, ++seed);
+          if (rows == 1000) x.as<Bf16>()[333] = {0x7FC0}, x.as<Bf16>()[9999] = {0xFF80};
+          QuantizeBoth op{quantize(m, x, spec, Orientation::kRow, 7, GroupAxis::kRows),
+                          quantize(m, x, rotated, Orientation::kColumn, 7, GroupAxis::kCols)};
+          const TensorView offsets = m.i32({0, 0, 1, 32, 64, 97, 241, 241});
+          for (Quantize* q : {&op.row, &op.column}) {
+            q->offsets = offsets;
+            q->first_expert = 3;
+            q->draw_key = {static_cast<uint32_t>(engine()), static_cast<uint32_t>(engine())};
+            q->stats = m.zeros(DType::kF64, {kNumQuantStats});
+          }
+          m.check(op);
+          if (testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST(GpuQuantize, unaligned_memory_is_bitwise) {
   for (const QuantSpec& spec : all_specs()) {
     if (spec.hadamard > 16 || spec.signs == Signs::kFresh) continue;
