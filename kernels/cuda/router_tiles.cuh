@@ -162,7 +162,7 @@ struct Tiling {
 };
 
 template <class Tiling>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 1)
     tiled_product(TiledProduct p, int warps_n, int warp_m, int warp_n) {
   extern __shared__ __align__(16) char shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
