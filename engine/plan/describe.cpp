@@ -59,8 +59,7 @@ std::string model_text(const Plan& plan) {
 }
 
 std::string stage_text(const StagePlan& stage) {
-  const CheckpointSpec& checkpoint =
-      std::visit([](const auto& s) -> const CheckpointSpec& { return s.checkpoint; }, stage.spec);
+  const CheckpointSpec& checkpoint = *std::visit([](const auto& s) { return &s.checkpoint; }, stage.spec);
   std::string text = detail::concat("  ", stage.name, ": ", grouped(stage.steps), " steps, ",
                                     grouped(stage.steps * stage.updates_per_step), " updates");
   if (const auto* pretrain = std::get_if<PretrainSpec>(&stage.spec)) {
