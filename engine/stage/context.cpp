@@ -227,8 +227,7 @@ double Run::seconds() const {
 }
 
 void Run::save(bool required) {
-  const CheckpointSpec& spec =
-      std::visit([](const auto& s) -> const CheckpointSpec& { return s.checkpoint; }, stage().spec);
+  const CheckpointSpec& spec = *std::visit([](const auto& s) { return &s.checkpoint; }, stage().spec);
   state.applied_updates = optimizer.applied_updates();
   nlohmann::json telemetry;
   telemetry["seconds"] = seconds();
