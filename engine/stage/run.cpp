@@ -91,8 +91,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
   Run run(queue, comm, plan, options, resume);
   write_plan(plan);
   run.console.line(describe(plan));
-  const auto& checkpoint =
-      std::visit([](const auto& s) -> const CheckpointSpec& { return s.checkpoint; }, run.stage().spec);
+  const auto& checkpoint = *std::visit([](const auto& s) { return &s.checkpoint; }, run.stage().spec);
   const std::string space = run.store.space_warning(plan.memory.checkpoint_bytes, checkpoint.keep);
   if (!space.empty()) run.console.warn(space);
   RunState& state = run.state;
@@ -101,8 +100,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
   while (state.stage < count) {
     const StagePlan& stage = run.stage();
     run.console.line(detail::concat("stage ", state.stage + 1, " of ", count, ": ", stage.name));
-    const auto& optimizer =
-        std::visit([](const auto& s) -> const OptimizerSpec& { return s.optimizer; }, stage.spec);
+    const auto& optimizer = *std::visit([](const auto& s) { return &s.optimizer; }, stage.spec);
     if (state.step == 0 && state.update == 0 && optimizer.state == "fresh") run.optimizer.reset();
     // A finished stage stays finished; with more steps (an accepted change) it goes on.
     std::string& done = state.texts[done_key(static_cast<size_t>(state.stage))];
