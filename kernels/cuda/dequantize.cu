@@ -101,14 +101,13 @@ __device__ uint32_t store_block(const float (&v)[kQuantBlock], int count, bool v
 
 template <class T>
 __global__ void __launch_bounds__(kQuantThreads) decode_tiles(QuantJob job, Decoding d, T* out) {
-  const int64_t tiles = job.spans[job.groups].first_tile;
   const int64_t length = job.spec.format == Format::kNvfp4 ? 16 : 32;
   const bool row_scope = job.spec.scale_scope == ScaleScope::kRow;
   int row, block;
   place_of_thread(false, row, block);
   uint32_t inexact = 0;
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const QuantTile t = locate_tile(job, i);
+  for (TileWalk walk(job); walk.valid(); walk.next(job)) {
+    const QuantTile& t = walk.t;
 #pragma unroll
     for (int pass = 0; pass < kTilePasses; ++pass) {
       const int64_t r = t.row0 + row + 32 * pass, k = t.k0 + kQuantBlock * block;

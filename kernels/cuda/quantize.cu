@@ -34,7 +34,7 @@ QuantJob job_of(const Quantize& q) {
   const int64_t outer = outer_padding(spec), cols = q.x.dim(1);
   QuantJob job{};
   job.x = reinterpret_cast<const uint16_t*>(q.x.as<Bf16>());
-  job.cols = cols;
+  job.cols = narrow<int32_t>(cols);
   job.width = column ? align_up(cols, outer) : q.out.padded_cols;
   job.padded_cols = q.out.padded_cols;
   job.groups = narrow<int32_t>(q.out.groups);
@@ -45,7 +45,10 @@ QuantJob job_of(const Quantize& q) {
   job.codes = q.out.codes.as<uint8_t>();
   job.wide_codes = aligned16(job.codes);
   job.spec = spec;
-  job.draw_key = q.draw_key;
+  for (uint32_t round = 0; round < 10; ++round) {
+    job.draw_keys.lo[round] = q.draw_key.lo + round * 0x9E3779B9u;
+    job.draw_keys.hi[round] = q.draw_key.hi + round * 0xBB67AE85u;
+  }
   job.first_expert = q.first_expert;
   job.signs = hadamard_signs(spec.signs, q.signs_key);
   job.input_scale = q.input_scale.empty() ? nullptr : q.input_scale.as<float>();
@@ -54,42 +57,60 @@ QuantJob job_of(const Quantize& q) {
   return job;
 }
 
+// The job with its workspace, laid out.
+QuantJob prepare(Queue& queue, Workspace& workspace, const Quantize& q) {
+  QuantJob job = job_of(q);
+  const int64_t tiles = most_tiles(q, job);
+  FP4T_CHECK(q.x.dim(0) < INT32_MAX && tiles < INT32_MAX, "x ", q.x.shape);
+  const bool counting = !q.stats.empty();
+  job.spans = workspace.take<QuantSpan>(job.groups + 1);
+  job.amax = workspace.take<uint32_t>(q.out.spec.scale_scope == ScaleScope::kRow ? q.x.dim(0) : job.groups);
+  if (counting) job.counts = workspace.take<unsigned long long>(kNumQuantCounts);
+  if (counting && q.measure_error) job.energies = workspace.take<double>(2 * tiles);
+  launch_layout(queue, q.kName, job, q.offsets.empty() ? nullptr : q.offsets.as<int32_t>(), q.x.dim(0));
+  return job;
+}
+
 }  // namespace
 
 void run(Queue& queue, const Quantize& q) {
-  QuantJob job = job_of(q);
-  const bool row_scope = q.out.spec.scale_scope == ScaleScope::kRow;
-  const bool counting = !q.stats.empty();
   Workspace workspace(queue);
-  job.spans = workspace.take<QuantSpan>(job.groups + 1);
-  job.amax = workspace.take<uint32_t>(row_scope ? q.x.dim(0) : job.groups);
-  if (counting) job.counts = workspace.take<unsigned long long>(kNumQuantCounts);
-  if (counting && q.measure_error) job.energies = workspace.take<double>(2 * most_tiles(q, job));
-
-  const int32_t* offsets = q.offsets.empty() ? nullptr : q.offsets.as<int32_t>();
-  launch_layout(queue, q.kName, job, offsets, q.x.dim(0));
+  const QuantJob job = prepare(queue, workspace, q);
   const Coder coder = coder_of(q.out.spec);
   const bool stripes = takes_stripes(job, coder);
   if (stripes && job.spec.hadamard != 0) {
-    launch_stripes_amax(queue, stripe_job(job));
+    launch_stripes_amax(queue, stripe_job(job), false);
   } else if (q.out.spec.format == Format::kNvfp4) {
     launch_amax(queue, job);
   }
   if (stripes) {
-    launch_stripes(queue, stripe_job(job));
+    launch_stripes(queue, stripe_job(job), false);
+  } else if (takes_rows(job, coder)) {
+    launch_rows(queue, job);
   } else {
-    launch_encode(queue, job, coder);
+    job.column ? launch_encode_column(queue, job, coder) : launch_encode_row(queue, job, coder);
   }
-  if (counting) launch_stats(queue, job, q.stats.as<double>());
+  if (job.counts) launch_stats(queue, job, q.stats.as<double>());
 }
 
 void run(Queue& queue, const QuantizeBoth& q) {
-  run(queue, q.row);
-  run(queue, q.column);
-}
-
-void launch_encode(Queue& queue, const QuantJob& job, Coder coder) {
-  job.column ? launch_encode_column(queue, job, coder) : launch_encode_row(queue, job, coder);
+  const Coder row_coder = coder_of(q.row.out.spec), column_coder = coder_of(q.column.out.spec);
+  Workspace workspace(queue);
+  StripeJob s = stripe_job(job_of(q.column));
+  // Without a rotation the maxima of both are those of x.
+  const bool together = takes_rows(job_of(q.row), row_coder) && takes_stripes(s.column, column_coder) &&
+                        s.column.spec.hadamard != 0 && !q.row.measure_error && !q.column.measure_error;
+  if (!together) {
+    run(queue, q.row);
+    run(queue, q.column);
+    return;
+  }
+  s.row = prepare(queue, workspace, q.row);
+  s.column = prepare(queue, workspace, q.column);
+  launch_stripes_amax(queue, s, true);
+  launch_stripes(queue, s, true);
+  if (s.row.counts) launch_stats(queue, s.row, q.row.stats.as<double>());
+  if (s.column.counts) launch_stats(queue, s.column, q.column.stats.as<double>());
 }
 
 }  // namespace fp4t::cuda

@@ -38,6 +38,11 @@ enum QuantCount : int {
 // How blocks are coded. Of the keys, those that change a kernel's registers or shared memory.
 enum class Coder : uint8_t { kMxfp8, kPlain, kFourOverSix, kTile, kMsEden };
 
+// The keys of Philox's ten rounds, which are the same for every draw of a site.
+struct RoundKeys {
+  uint32_t lo[10], hi[10];
+};
+
 // One Quantize as its kernels see it; for Dequantize the fields that say where things lie.
 struct QuantJob {
   const uint16_t* x;
@@ -49,7 +54,7 @@ struct QuantJob {
   bool vectors;                           // x may be read 16 bytes at a time
   bool wide_codes;                        // codes may be written a block at a time
   QuantSpec spec;
-  PhiloxKey draw_key;
+  RoundKeys draw_keys;
   int64_t first_expert;
   HadamardSigns signs;
   const float* input_scale;  // or null
@@ -62,69 +67,89 @@ struct QuantJob {
   double* energies;            // two a tile, or null
 };
 
-// A tile: its group's matrix, and its place in it.
+// A tile: its group's matrix, and its place in it. Extents fit 32 bits (the host sees to it), products do
+// not.
 struct QuantTile {
   int32_t group;
   bool first;                   // of its group
-  int64_t begin;                // first row of x of the group
-  int64_t rows, cols;           // logical
-  int64_t padded_rows, length;  // stored
-  int64_t elements_before;      // in storage
-  int64_t row0, k0;
+  int32_t rows, cols;           // logical
+  int32_t padded_rows, length;  // stored
+  int32_t row0, k0;
+  int64_t begin;            // first row of x of the group
+  int64_t elements_before;  // in storage
 };
 
-// Tiles of a group follow each other in runs of kRun along the contraction, then along the rows, so that
-// those under way at one time read whole stretches of x and write whole sectors.
-__host__ __device__ inline int64_t tile_run(bool column, int64_t k_tiles) {
-  constexpr int64_t kRun = 4;
-  return column && k_tiles > kRun ? kRun : k_tiles;
-}
-
-__device__ inline int64_t padded_to(int64_t n, int64_t multiple) {
+template <class T>
+__host__ __device__ constexpr T padded_to(T n, T multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
 // Sizes of a group's matrix from its extent along the grouped axis.
 __device__ inline void size_region(const QuantJob& job, int64_t count, QuantTile& t) {
-  t.rows = job.column ? job.cols : count;
-  t.cols = job.column ? count : job.cols;
+  t.rows = static_cast<int32_t>(job.column ? job.cols : count);
+  t.cols = static_cast<int32_t>(job.column ? count : job.cols);
   t.padded_rows = padded_to(t.rows, job.outer);
-  t.length = job.column ? padded_to(count, job.depth_multiple) : job.padded_cols;
+  t.length = job.column ? padded_to(t.cols, job.depth_multiple) : static_cast<int32_t>(job.padded_cols);
 }
 
-__device__ inline int64_t tiles_of(const QuantTile& t) {
-  return padded_to(t.padded_rows, kTileRows) / kTileRows * (padded_to(t.length, kTileDepth) / kTileDepth);
+__device__ inline uint32_t row_tiles(const QuantTile& t) {
+  return static_cast<uint32_t>(t.padded_rows + kTileRows - 1) / kTileRows;
+}
+__device__ inline uint32_t k_tiles(const QuantTile& t) {
+  return static_cast<uint32_t>(t.length + kTileDepth - 1) / kTileDepth;
 }
 
-// Group whose tiles hold number `tile`: the last one that begins at or before it.
-__device__ inline int32_t group_of_tile(const QuantJob& job, int64_t tile) {
-  int32_t low = 0, high = job.groups;
-  while (high - low > 1) {
-    const int32_t middle = (low + high) / 2;
-    (job.spans[middle].first_tile <= tile ? low : high) = middle;
-  }
-  return low;
-}
-
-__device__ inline QuantTile locate_tile(const QuantJob& job, int64_t tile) {
+// The tiles of one block of threads: every gridDim.x-th, group after group. Within a group they follow the
+// rows of x, so that those under way at one time read whole stretches of it. Divisions are made once a
+// group; from tile to tile there are carries only.
+struct TileWalk {
   QuantTile t;
-  t.group = group_of_tile(job, tile);
-  const QuantSpan span = job.spans[t.group];
-  size_region(job, span.count, t);
-  t.begin = span.begin;
-  t.first = tile == span.first_tile;
-  t.elements_before = span.stored_begin * job.width;
-  const uint32_t index = static_cast<uint32_t>(tile - span.first_tile);
-  const uint32_t k_tiles = static_cast<uint32_t>((t.length + kTileDepth - 1) / kTileDepth);
-  const uint32_t row_tiles = static_cast<uint32_t>((t.padded_rows + kTileRows - 1) / kTileRows);
-  const uint32_t run = static_cast<uint32_t>(tile_run(job.column, k_tiles));
-  const uint32_t run_tiles = run * row_tiles;
-  const uint32_t begin = index / run_tiles * run, rest = index % run_tiles;
-  const uint32_t wide = min(run, k_tiles - begin);
-  t.row0 = int64_t{rest / wide} * kTileRows;
-  t.k0 = int64_t{begin + rest % wide} * kTileDepth;
-  return t;
-}
+  uint32_t tile, tiles, group_end;
+  uint32_t minor_tiles, minor, major, minor_step, major_step;
+
+  __device__ explicit TileWalk(const QuantJob& job)
+      : tile(blockIdx.x), tiles(static_cast<uint32_t>(job.spans[job.groups].first_tile)) {
+    if (valid()) enter(job);
+  }
+  __device__ bool valid() const { return tile < tiles; }
+  __device__ void next(const QuantJob& job) {
+    tile += gridDim.x;
+    if (!valid()) return;
+    if (tile >= group_end) {
+      enter(job);
+      return;
+    }
+    minor += minor_step;
+    major += major_step;
+    if (minor >= minor_tiles) minor -= minor_tiles, ++major;
+    place(job);
+  }
+
+ private:
+  __device__ void enter(const QuantJob& job) {
+    int32_t low = 0, high = job.groups;  // the last group that begins at or before the tile
+    while (high - low > 1) {
+      const int32_t middle = (low + high) / 2;
+      (job.spans[middle].first_tile <= tile ? low : high) = middle;
+    }
+    const QuantSpan span = job.spans[low];
+    t.group = low;
+    t.begin = span.begin;
+    t.elements_before = span.stored_begin * job.width;
+    size_region(job, span.count, t);
+    group_end = static_cast<uint32_t>(job.spans[low + 1].first_tile);
+    minor_tiles = job.column ? row_tiles(t) : k_tiles(t);
+    const uint32_t index = tile - static_cast<uint32_t>(span.first_tile);
+    major = index / minor_tiles, minor = index % minor_tiles;
+    major_step = gridDim.x / minor_tiles, minor_step = gridDim.x % minor_tiles;
+    place(job);
+  }
+  __device__ void place(const QuantJob& job) {
+    t.first = (major | minor) == 0;
+    t.row0 = static_cast<int32_t>(job.column ? minor : major) * kTileRows;
+    t.k0 = static_cast<int32_t>(job.column ? major : minor) * kTileDepth;
+  }
+};
 
 // A column tile in shared memory: row r of the tile (a column of x) as 64 words of two elements, in
 // chunks of four words that are permuted by r / 8, which keeps both sides free of bank conflicts.
@@ -135,7 +160,7 @@ struct alignas(16) ColumnTile {
 __device__ inline int column_chunk(int row, int chunk) { return chunk ^ (row / 8 % 8); }
 
 // Eight columns of one row of x, zero beyond the matrix.
-__device__ inline uint4 load_eight(const QuantJob& job, const QuantTile& t, int64_t k, int64_t row) {
+__device__ inline uint4 load_eight(const QuantJob& job, const QuantTile& t, int32_t k, int32_t row) {
   if (k >= t.cols) return make_uint4(0, 0, 0, 0);
   const uint16_t* p = job.x + (t.begin + k) * job.cols + row;
   if (job.vectors && row + 8 <= t.rows) return *reinterpret_cast<const uint4*>(p);
@@ -155,7 +180,7 @@ __device__ inline void load_column_tile(const QuantJob& job, const QuantTile& t,
   uint4 a[2], b[2];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int64_t k = t.k0 + 2 * (pair + 32 * j), row = t.row0 + 8 * eighth;
+    const int32_t k = t.k0 + 2 * (pair + 32 * j), row = t.row0 + 8 * eighth;
     a[j] = load_eight(job, t, k, row);
     b[j] = load_eight(job, t, k + 1, row);
   }
@@ -185,7 +210,7 @@ __device__ inline void fetch_column(const ColumnTile& tile, int row, int block, 
 // The same of a tile whose rows are rows of x, from memory.
 __device__ inline void fetch_row(const QuantJob& job, const QuantTile& t, int row, int block,
                                  uint32_t (&word)[8]) {
-  const int64_t r = t.row0 + row, k = t.k0 + kQuantBlock * block;
+  const int32_t r = t.row0 + row, k = t.k0 + kQuantBlock * block;
   const uint16_t* p = job.x + (t.begin + r) * job.cols + k;
   if (r < t.rows && k + kQuantBlock <= t.cols && job.vectors) {
 #pragma unroll
@@ -266,7 +291,10 @@ inline unsigned tile_grid(const Context& c) { return static_cast<unsigned>(c.sm_
 // an axis of `total` elements; null: equal groups.
 void launch_layout(Queue& queue, const char* op, const QuantJob& job, const int32_t* offsets, int64_t total);
 void launch_amax(Queue& queue, const QuantJob& job);
-void launch_encode(Queue& queue, const QuantJob& job, Coder coder);
+// Whether the short kernel for rows takes `job`: rule amax in 1x16 blocks, one scale a group, no rotation,
+// aligned memory. A pure function of the job.
+bool takes_rows(const QuantJob& job, Coder coder);
+void launch_rows(Queue& queue, const QuantJob& job);
 void launch_encode_row(Queue& queue, const QuantJob& job, Coder coder);
 void launch_encode_column(Queue& queue, const QuantJob& job, Coder coder);
 void launch_stats(Queue& queue, const QuantJob& job, double* stats);

@@ -57,7 +57,6 @@ template <bool kColumn>
 __global__ void __launch_bounds__(kQuantThreads) scan_tiles(QuantJob job) {
   __shared__ ColumnTile staged;
   const bool row_scope = job.spec.scale_scope == ScaleScope::kRow;
-  const int64_t tiles = job.spans[job.groups].first_tile;
   int row, block;
   place_of_thread(false, row, block);
   float top = 0.0f;
@@ -66,8 +65,8 @@ __global__ void __launch_bounds__(kQuantThreads) scan_tiles(QuantJob job) {
     raise_amax(job.amax + max(group, 0), group >= 0 ? bits_of(finish_amax(job.spec, top)) : 0u);
     top = 0.0f;
   };
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const QuantTile t = locate_tile(job, i);
+  for (TileWalk walk(job); walk.valid(); walk.next(job)) {
+    const QuantTile& t = walk.t;
     if (!row_scope && t.group != group) {
       flush();
       group = t.group;

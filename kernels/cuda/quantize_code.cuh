@@ -71,7 +71,7 @@ __device__ inline void code_stochastic(const float (&v)[kQuantBlock], float fact
 __device__ inline void code_rounded(const QuantJob& job, const BlockPlace& place,
                                     const float (&v)[kQuantBlock], CodedBlock& out) {
   if (job.spec.rounding == Rounding::kStochastic) {
-    code_stochastic(v, out.factor, site_draw(job.draw_key, place.number), out);
+    code_stochastic(v, out.factor, draw_bits(job.draw_keys, place.number), out);
   } else {
     code_nearest(v, out.factor, out);
   }
@@ -192,7 +192,7 @@ __device__ inline uint32_t code_ms_eden(const QuantJob& job, const BlockPlace& p
   }
   num = __shfl_sync(0xFFFFFFFFu, num, first + blocks - 1);
   den = __shfl_sync(0xFFFFFFFFu, den, first + blocks - 1);
-  const PhiloxBits bits = site_draw(job.draw_key, place.number / 4);
+  const PhiloxBits bits = draw_bits(job.draw_keys, place.number / 4);
   const uint32_t w = static_cast<uint32_t>(place.number % 4);
   const uint32_t word = w == 0 ? bits.word[0] : w == 1 ? bits.word[1] : w == 2 ? bits.word[2] : bits.word[3];
   out.scale = ms_eden_final_scale(ms_eden_correction(num, den), block_scale, word);
@@ -349,20 +349,20 @@ static __device__ __noinline__ void code_plainly(PlainBlock& b, float factor, bo
   b.clipped = count_clipped(b.v, factor, kE2m1Max);
 }
 
-// Codes and counts of a block; `table` has the factors of its tensor scale, null: its row's own. Returns
-// false where the values are not all finite.
-template <bool kPairs>
-__device__ inline bool encode_plain(const QuantJob& job, const BlockPlace& place, const FactorTable* table,
+// Codes and counts of a block; `table` has the factors of its tensor scale, unless its row has one of its
+// own. Returns false where the values are not all finite.
+template <bool kPairs, bool kRowScope>
+__device__ inline bool encode_plain(const QuantJob& job, const BlockPlace& place, const FactorTable& table,
                                     const BlockValues& b, bool counted, CodedBlock& coded,
                                     BlockCounts& counts) {
   float amax = amax_or_nan<kPairs>(b);
   const bool all_finite = amax <= kFloatMax;
   if (!all_finite) amax = block_max(b.v);
   coded.scale = e4m3_byte(amax * nvfp4_block_multiplier(job.spec.headroom, place.scale.encode));
-  coded.factor =
-      table ? table->factor[coded.scale] : nvfp4_encode_factor(e4m3_value(coded.scale), place.scale.decode);
+  coded.factor = kRowScope ? nvfp4_encode_factor(e4m3_value(coded.scale), place.scale.decode)
+                           : table.factor[coded.scale];
   const bool stochastic = job.spec.rounding == Rounding::kStochastic;
-  const PhiloxBits bits = stochastic ? site_draw(job.draw_key, place.number) : PhiloxBits{};
+  const PhiloxBits bits = stochastic ? draw_bits(job.draw_keys, place.number) : PhiloxBits{};
   uint32_t nonzero = 0, clipped = 0;
   if (all_finite && is_ordinary(amax, coded.factor)) {
     code_fast<kPairs>(b, coded.factor, stochastic, bits, coded.word);

@@ -14,10 +14,19 @@ __device__ inline TensorScale tensor_scale_of(const QuantSpec& spec, uint32_t am
   return nvfp4_tensor_scale(spec.scale_rule, spec.scale_round, spec.headroom, amax);
 }
 
+__device__ inline uint64_t draw_base_of(const QuantJob& job, int32_t group) {
+  return job.first_expert >= 0 ? static_cast<uint64_t>(job.first_expert + group + 1) << 40 : 0;
+}
+
+// The factors of a tensor scale; the caller puts barriers around it.
+__device__ inline void fill_factors(float decode, FactorTable& table) {
+  if (threadIdx.x < 128) table.factor[threadIdx.x] = nvfp4_encode_factor(e4m3_value(threadIdx.x), decode);
+}
+
 // Writes the codes of block `block` of row `row` of the tile.
 __device__ inline void store_codes(const QuantJob& job, const QuantTile& t, int row, int block,
                                    const CodedBlock& coded) {
-  const int64_t at = t.elements_before + (t.row0 + row) * t.length + t.k0 + kQuantBlock * block;
+  const int64_t at = t.elements_before + int64_t{t.row0 + row} * t.length + t.k0 + kQuantBlock * block;
   if (job.spec.format == Format::kNvfp4) {
     uint8_t* p = job.codes + at / 2;
     if (job.wide_codes) {
@@ -42,11 +51,11 @@ __device__ inline void store_codes(const QuantJob& job, const QuantTile& t, int 
 // Writes its scale; of several threads that share one, the first does.
 __device__ inline void store_scale(const QuantJob& job, const QuantTile& t, int row, int block,
                                    const CodedBlock& coded) {
-  const int64_t r = t.row0 + row, k = t.k0 + kQuantBlock * block;
-  const int64_t length = job.spec.format == Format::kNvfp4 ? 16 : 32;
+  const int32_t r = t.row0 + row, k = t.k0 + kQuantBlock * block;
+  const int32_t length = job.spec.format == Format::kNvfp4 ? 16 : 32;
   if (r % job.outer != 0 || k % length != 0) return;
   const int64_t before = t.elements_before / (length * job.outer);
-  job.block_scales[before + r / job.outer * (t.length / length) + k / length] =
+  job.block_scales[before + int64_t{r / job.outer} * (t.length / length) + k / length] =
       static_cast<uint8_t>(coded.scale);
 }
 
@@ -98,10 +107,17 @@ __device__ inline void code_plain(const QuantJob& job, const BlockPlace& place, 
   const bool rotated = job.spec.hadamard != 0,
              pairs = !rotated || job.spec.hadamard_out == HadamardOut::kBf16;
   if (rotated) rotate_block(job, block, b);
-  const FactorTable* table = job.spec.scale_scope == ScaleScope::kTensor ? &shared.factors : nullptr;
   counted = counted && job.counts != nullptr;
-  const bool all_finite = pairs ? encode_plain<true>(job, place, table, b, counted, coded, counts)
-                                : encode_plain<false>(job, place, table, b, counted, coded, counts);
+  const FactorTable& table = shared.factors;
+  const bool row_scope = job.spec.scale_scope == ScaleScope::kRow;
+  bool all_finite;
+  if (pairs) {
+    all_finite = row_scope ? encode_plain<true, true>(job, place, table, b, counted, coded, counts)
+                           : encode_plain<true, false>(job, place, table, b, counted, coded, counts);
+  } else {
+    all_finite = row_scope ? encode_plain<false, true>(job, place, table, b, counted, coded, counts)
+                           : encode_plain<false, false>(job, place, table, b, counted, coded, counts);
+  }
   if (counted && !all_finite) counts.value[kCountNonFinite] += count_non_finite(word);
   if (counted && job.energies) measure_nvfp4(place, b.v, coded, counts);
 }
@@ -145,7 +161,6 @@ template <bool kColumn, Coder kCoder>
 __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
   __shared__ EncodeShared<kColumn, kCoder> shared;
   const bool row_scope = job.spec.scale_scope == ScaleScope::kRow;
-  const int64_t tiles = job.spans[job.groups].first_tile;
   int row, block;
   place_of_thread(kCoder == Coder::kTile, row, block);
   BlockPlace place{};
@@ -154,34 +169,34 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
   BlockCounts counts{};
   uint64_t draw_base = 0;
   int32_t group = -1;
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const QuantTile t = locate_tile(job, i);
-    __syncthreads();
-    if constexpr (kColumn) load_column_tile(job, t, shared.staged[0]);
-    if (t.group != group) {
+  for (TileWalk walk(job); walk.valid(); walk.next(job)) {
+    const QuantTile& t = walk.t;
+    const bool enters = t.group != group;
+    if (kColumn || enters) __syncthreads();
+    uint32_t word[kTilePasses][8];
+    if constexpr (kColumn) {
+      load_column_tile(job, t, shared.staged[0]);
+    } else {
+#pragma unroll
+      for (int pass = 0; pass < kTilePasses; ++pass) fetch_row(job, t, row + 32 * pass, block, word[pass]);
+    }
+    if (enters) {
       group = t.group;
       place.unit = job.input_scale ? job.input_scale[group] : 1.0f;
-      draw_base = job.first_expert >= 0 ? static_cast<uint64_t>(job.first_expert + group + 1) << 40 : 0;
+      draw_base = draw_base_of(job, group);
       if (!row_scope) place.scale = tensor_scale_of(job.spec, job.amax[group]);
-      if (kCoder == Coder::kPlain && threadIdx.x < 128) {
-        shared.factors.factor[threadIdx.x] = nvfp4_encode_factor(e4m3_value(threadIdx.x), place.scale.decode);
-      }
+      if (kCoder == Coder::kPlain) fill_factors(place.scale.decode, shared.factors);
     }
+    if (kColumn || enters) __syncthreads();
     if (t.first && !row_scope && threadIdx.x == 0 && job.tensor_scale) {
       job.tensor_scale[group] = place.scale.decode * place.unit;
     }
-    __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < kTilePasses; ++pass) {
-      const int r = row + 32 * pass;
-      const int64_t in_row = t.k0 / kQuantBlock + block;
-      uint32_t word[8];
-      if constexpr (kColumn) {
-        fetch_column(shared.staged[0], r, block, word);
-      } else {
-        fetch_row(job, t, r, block, word);
-      }
-      place.number = draw_base + static_cast<uint64_t>((t.row0 + r) * (t.length / kQuantBlock) + in_row);
+      const int r = row + 32 * pass, in_row = t.k0 / kQuantBlock + block;
+      if constexpr (kColumn) fetch_column(shared.staged[0], r, block, word[pass]);
+      place.number =
+          draw_base + static_cast<uint64_t>(int64_t{t.row0 + r} * (t.length / kQuantBlock) + in_row);
       if (row_scope && t.row0 + r < t.rows) {
         const int64_t at = t.begin + t.row0 + r;
         place.scale = tensor_scale_of(job.spec, job.amax[at]);
@@ -190,9 +205,9 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
       const bool stored = t.row0 + r < t.padded_rows && in_row * kQuantBlock < t.length;
       CodedBlock coded;
       if constexpr (kCoder == Coder::kPlain) {
-        code_plain(job, place, stored, block, word, shared, coded, counts);
+        code_plain(job, place, stored, block, word[pass], shared, coded, counts);
       } else {
-        code_block<kCoder>(job, place, stored, block, word, shared, coded, counts);
+        code_block<kCoder>(job, place, stored, block, word[pass], shared, coded, counts);
       }
       if (!stored) continue;
       store_codes(job, t, r, block, coded);
@@ -203,11 +218,29 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
     const double signal = block_sum(counts.signal, shared.scratch);
     counts.error = counts.signal = 0;
     if (threadIdx.x == 0) {
-      job.energies[2 * i] = error;
-      job.energies[2 * i + 1] = signal;
+      job.energies[2 * int64_t{walk.tile}] = error;
+      job.energies[2 * int64_t{walk.tile} + 1] = signal;
     }
   }
   if (job.counts) add_counts(job, counts);
+}
+
+// A block of a row that is a multiple of 8 wide, with `left` elements from here to its end.
+__device__ __forceinline__ void load_block(const uint16_t* p, int32_t left, uint32_t (&word)[8]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint4 q = 8 * h < left ? __ldg(reinterpret_cast<const uint4*>(p) + h) : make_uint4(0, 0, 0, 0);
+    word[4 * h] = q.x, word[4 * h + 1] = q.y, word[4 * h + 2] = q.z, word[4 * h + 3] = q.w;
+  }
+}
+
+// What a group's tiles have in common, for the short kernels.
+__device__ inline void enter_group(const QuantJob& job, int32_t group, BlockPlace& place, uint64_t& draw_base,
+                                   FactorTable& table) {
+  place.unit = job.input_scale ? job.input_scale[group] : 1.0f;
+  place.scale = tensor_scale_of(job.spec, job.amax[group]);
+  draw_base = draw_base_of(job, group);
+  fill_factors(place.scale.decode, table);
 }
 
 template <bool kColumn>

@@ -26,6 +26,20 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t sel
   return out;
 }
 
+// site_draw (kernels/base/philox.h) with the keys of its rounds made beforehand.
+__device__ __forceinline__ PhiloxBits draw_bits(const RoundKeys& keys, uint64_t index) {
+  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32), c2 = 0, c3 = 0;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.lo[round];
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.hi[round];
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+  }
+  return {{c0, c1, c2, c3}};
+}
+
 // Larger or smaller magnitudes of two pairs of BF16; the signs of the result mean nothing. `max` turns into
 // NaN when one is.
 __device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b) {

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kGroupThreads)
       bounds_of(offsets, total, job.groups, g, sink, begin, count);
       QuantTile t;
       size_region(job, count, t);
-      own_tiles = tiles_of(t);
+      own_tiles = int64_t{row_tiles(t)} * k_tiles(t);
       own_stored = job.column ? t.length : t.padded_rows;
       // Nobody else writes the scales of a group without tiles.
       if (own_tiles == 0 && job.tensor_scale) {
@@ -77,9 +77,9 @@ __global__ void __launch_bounds__(kGroupThreads)
 
 // Blocks that hold data; a rotation fills its whole group with it.
 __device__ int64_t blocks_of(const QuantJob& job, const QuantTile& t) {
-  const int64_t block = job.spec.format == Format::kNvfp4 ? 16 : 32;
-  const int64_t filled = job.spec.hadamard != 0 ? padded_to(t.cols, job.spec.hadamard) : t.cols;
-  return padded_to(t.rows, job.outer) / job.outer * (padded_to(filled, block) / block);
+  const int32_t block = job.spec.format == Format::kNvfp4 ? 16 : 32;
+  const int32_t filled = job.spec.hadamard != 0 ? padded_to(t.cols, job.spec.hadamard) : t.cols;
+  return int64_t{t.padded_rows / job.outer} * (padded_to(filled, block) / block);
 }
 
 __global__ void __launch_bounds__(kGroupThreads) add_stats(QuantJob job, double* stats) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kGroupThreads) add_stats(QuantJob job, double*
   for (int32_t g = thread; g < job.groups; g += kGroupThreads) {
     QuantTile t;
     size_region(job, job.spans[g].count, t);
-    elements += t.rows * t.cols;
+    elements += int64_t{t.rows} * t.cols;
     blocks += blocks_of(job, t);
   }
   elements = block_sum(elements, size_scratch);

@@ -22,11 +22,11 @@ struct StripeStage {
 __device__ int staged_at(int column, int block) { return block ^ (column / 2 % kBlocks); }
 
 // 16 rows of columns c and c + 1 from row k on, zero beyond the group.
-__device__ void load_pairs(const QuantJob& job, const QuantTile& t, int64_t k, int64_t c,
+__device__ void load_pairs(const QuantJob& job, const QuantTile& t, int32_t k, int32_t c,
                            uint32_t (&q)[kQuantBlock]) {
   const uint32_t* p = reinterpret_cast<const uint32_t*>(job.x + (t.begin + k) * job.cols + c);
   const int64_t stride = job.cols / 2;
-  const int64_t rows = c < t.rows ? t.cols - k : 0;
+  const int32_t rows = c < t.rows ? t.cols - k : 0;
   if (rows >= kQuantBlock) {
 #pragma unroll
     for (int i = 0; i < kQuantBlock; ++i) q[i] = __ldg(p + i * stride);
@@ -76,12 +76,12 @@ __device__ void code_column(const StripeJob& s, const BlockPlace& place, const F
   }
   bool all_finite;
   if (job.spec.hadamard != 0 && job.spec.hadamard_out == HadamardOut::kFp32) {
-    all_finite = encode_plain<false>(job, place, &table, b, counted, coded, counts);
+    all_finite = encode_plain<false, false>(job, place, table, b, counted, coded, counts);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) b.word[i] = round_pair(b.v[2 * i], b.v[2 * i + 1]);
     widen(b.word, b.v);
-    all_finite = encode_plain<true>(job, place, &table, b, counted, coded, counts);
+    all_finite = encode_plain<true, false>(job, place, table, b, counted, coded, counts);
   }
   if (!counted || all_finite) return;
 #pragma unroll
@@ -94,9 +94,9 @@ __device__ void code_column(const StripeJob& s, const BlockPlace& place, const F
 // Writes the stage: 32 codes and two scales a thread.
 __device__ void store_stage(const QuantJob& job, const QuantTile& t, const StripeStage& stage) {
   const int column = static_cast<int>(threadIdx.x) / 4, quarter = static_cast<int>(threadIdx.x) % 4;
-  const int64_t c = t.row0 + column, k = t.k0 + 32 * quarter;
+  const int32_t c = t.row0 + column, k = t.k0 + 32 * quarter;
   if (c >= t.rows || k >= t.length) return;
-  const int64_t at = t.elements_before + c * t.length + k;
+  const int64_t at = t.elements_before + int64_t{c} * t.length + k;
   const uint2 a = stage.codes[column][staged_at(column, 2 * quarter)];
   const uint2 b = stage.codes[column][staged_at(column, 2 * quarter + 1)];
   *reinterpret_cast<uint4*>(job.codes + at / 2) = make_uint4(a.x, a.y, b.x, b.y);
@@ -104,75 +104,111 @@ __device__ void store_stage(const QuantJob& job, const QuantTile& t, const Strip
       *reinterpret_cast<const uint16_t*>(&stage.scales[column][2 * quarter]);
 }
 
-// What a group's tiles have in common.
-__device__ void enter_group(const QuantJob& job, int32_t group, BlockPlace& place, uint64_t& draw_base,
-                            FactorTable& table) {
-  place.unit = job.input_scale ? job.input_scale[group] : 1.0f;
-  place.scale = tensor_scale_of(job.spec, job.amax[group]);
-  draw_base = job.first_expert >= 0 ? static_cast<uint64_t>(job.first_expert + group + 1) << 40 : 0;
-  if (threadIdx.x < 128) {
-    table.factor[threadIdx.x] = nvfp4_encode_factor(e4m3_value(threadIdx.x), place.scale.decode);
+// The tile's rows of x, for the row orientation: four blocks a row.
+__device__ void code_rows(const QuantJob& job, const QuantTile& t, BlockPlace place, uint64_t draw_base,
+                          const FactorTable& table, BlockCounts& counts) {
+  const int32_t rows = t.cols, cols = t.rows;  // of the group in x; t is of its transpose
+  const int64_t before = job.spans[t.group].stored_begin * job.padded_cols;
+#pragma unroll
+  for (int pass = 0; pass < 2; ++pass) {
+    const int32_t r = t.k0 + static_cast<int>(threadIdx.x) / 4 + 64 * pass;
+    const int32_t c = t.row0 + kQuantBlock * (static_cast<int>(threadIdx.x) % 4);
+    if (r >= rows || c >= job.padded_cols) continue;
+    BlockValues b;
+    const uint16_t* p = job.x + (t.begin + r) * job.cols + c;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {  // the width is a multiple of 8
+      const uint4 q =
+          c + 8 * h < cols ? __ldg(reinterpret_cast<const uint4*>(p) + h) : make_uint4(0, 0, 0, 0);
+      b.word[4 * h] = q.x, b.word[4 * h + 1] = q.y, b.word[4 * h + 2] = q.z, b.word[4 * h + 3] = q.w;
+    }
+    widen(b.word, b.v);
+    place.number = draw_base + static_cast<uint64_t>((r * job.padded_cols + c) / kQuantBlock);
+    CodedBlock coded;
+    if (!encode_plain<true, false>(job, place, table, b, job.counts != nullptr, coded, counts) &&
+        job.counts) {
+      counts.value[kCountNonFinite] += count_non_finite(b.word);
+    }
+    const int64_t at = before + r * job.padded_cols + c;
+    *reinterpret_cast<uint2*>(job.codes + at / 2) = make_uint2(coded.word[0], coded.word[1]);
+    job.block_scales[at / kQuantBlock] = static_cast<uint8_t>(coded.scale);
   }
 }
 
+template <bool kBoth>
 __global__ void __launch_bounds__(kQuantThreads, 3) encode_stripes(StripeJob s) {
   __shared__ StripeStage stage;
-  __shared__ FactorTable table;
+  __shared__ FactorTable tables[2];
   const QuantJob& job = s.column;
-  const int64_t tiles = job.spans[job.groups].first_tile;
   const int pair = static_cast<int>(threadIdx.x) % 32, block = static_cast<int>(threadIdx.x) / 32;
-  BlockPlace place{};
-  BlockCounts counts{};
-  uint64_t draw_base = 0;
+  BlockPlace place{}, row_place{};
+  BlockCounts counts{}, row_counts{};
+  uint64_t draw_base = 0, row_draw_base = 0;
   int32_t group = -1;
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const QuantTile t = locate_tile(job, i);
-    const int64_t k = t.k0 + kQuantBlock * block, c = t.row0 + 2 * pair;
+  for (TileWalk walk(job); walk.valid(); walk.next(job)) {
+    const QuantTile& t = walk.t;
+    const int32_t k = t.k0 + kQuantBlock * block, c = t.row0 + 2 * pair;
     uint32_t q[kQuantBlock];
     load_pairs(job, t, k, c, q);
     __syncthreads();  // the last tile's stage has left
     if (t.group != group) {
       group = t.group;
-      enter_group(job, group, place, draw_base, table);
+      enter_group(job, group, place, draw_base, tables[0]);
+      if (kBoth) enter_group(s.row, group, row_place, row_draw_base, tables[1]);
       __syncthreads();
     }
-    if (t.first && threadIdx.x == 0) job.tensor_scale[group] = place.scale.decode * place.unit;
+    if (t.first && threadIdx.x == 0) {
+      job.tensor_scale[group] = place.scale.decode * place.unit;
+      if (kBoth) s.row.tensor_scale[group] = row_place.scale.decode * row_place.unit;
+    }
     if (job.spec.hadamard != 0) flip_signs(s, q);
     const bool counted = job.counts != nullptr && c < t.rows && k < t.length;
     CodedBlock coded;
-    place.number = draw_base + static_cast<uint64_t>((c * t.length + k) / kQuantBlock);
-    code_column<false>(s, place, table, q, counted, coded, counts);
+    place.number = draw_base + static_cast<uint64_t>((int64_t{c} * t.length + k) / kQuantBlock);
+    code_column<false>(s, place, tables[0], q, counted, coded, counts);
     stage.codes[2 * pair][staged_at(2 * pair, block)] = make_uint2(coded.word[0], coded.word[1]);
     stage.scales[2 * pair][block] = static_cast<uint8_t>(coded.scale);
     place.number += static_cast<uint64_t>(t.length / kQuantBlock);
-    code_column<true>(s, place, table, q, counted, coded, counts);
+    code_column<true>(s, place, tables[0], q, counted, coded, counts);
     stage.codes[2 * pair + 1][staged_at(2 * pair + 1, block)] = make_uint2(coded.word[0], coded.word[1]);
     stage.scales[2 * pair + 1][block] = static_cast<uint8_t>(coded.scale);
     __syncthreads();
     store_stage(job, t, stage);
+    if (kBoth) code_rows(s.row, t, row_place, row_draw_base, tables[1], row_counts);
   }
   if (job.counts) add_counts(job, counts);
+  if (kBoth && s.row.counts) {
+    __syncthreads();
+    add_counts(s.row, row_counts);
+  }
 }
 
-// Maxima of the rotated columns.
+// Maxima of the rotated columns, and of x itself for the row orientation.
+template <bool kBoth>
 __global__ void __launch_bounds__(kQuantThreads) scan_stripes(StripeJob s) {
   const QuantJob& job = s.column;
-  const int64_t tiles = job.spans[job.groups].first_tile;
   const int pair = static_cast<int>(threadIdx.x) % 32, block = static_cast<int>(threadIdx.x) / 32;
   float top = 0.0f;
+  uint32_t row_top = 0;
   int32_t group = -1;
   const auto flush = [&] {
     raise_amax(job.amax + max(group, 0), group >= 0 ? bits_of(finish_amax(job.spec, top)) : 0u);
+    if (kBoth) raise_amax(s.row.amax + max(group, 0), max(row_top & 0x7FFFu, row_top >> 16 & 0x7FFFu) << 16);
     top = 0.0f;
+    row_top = 0;
   };
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const QuantTile t = locate_tile(job, i);
+  for (TileWalk walk(job); walk.valid(); walk.next(job)) {
+    const QuantTile& t = walk.t;
     if (t.group != group) {
       flush();
       group = t.group;
     }
     uint32_t q[kQuantBlock];
     load_pairs(job, t, t.k0 + kQuantBlock * block, t.row0 + 2 * pair, q);
+    if (kBoth) {
+#pragma unroll
+      for (int j = 0; j < kQuantBlock; ++j) row_top = larger_pair(row_top, q[j]);
+    }
     flip_signs(s, q);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -185,6 +221,8 @@ __global__ void __launch_bounds__(kQuantThreads) scan_stripes(StripeJob s) {
   }
   flush();
 }
+
+unsigned stripe_grid(const Context& c) { return static_cast<unsigned>(c.sm_count * 3); }
 
 }  // namespace
 
@@ -201,16 +239,24 @@ StripeJob stripe_job(const QuantJob& column) {
   return s;
 }
 
-void launch_stripes_amax(Queue& queue, const StripeJob& s) {
+void launch_stripes_amax(Queue& queue, const StripeJob& s, bool both) {
   const Context& c = context_of(queue);
   const unsigned grid = static_cast<unsigned>(c.sm_count * 6);
-  scan_stripes<<<grid, kQuantThreads, 0, c.stream>>>(s);
+  if (both) {
+    scan_stripes<true><<<grid, kQuantThreads, 0, c.stream>>>(s);
+  } else {
+    scan_stripes<false><<<grid, kQuantThreads, 0, c.stream>>>(s);
+  }
   check_launch(Quantize::kName);
 }
 
-void launch_stripes(Queue& queue, const StripeJob& s) {
+void launch_stripes(Queue& queue, const StripeJob& s, bool both) {
   const Context& c = context_of(queue);
-  encode_stripes<<<static_cast<unsigned>(c.sm_count * 3), kQuantThreads, 0, c.stream>>>(s);
+  if (both) {
+    encode_stripes<true><<<stripe_grid(c), kQuantThreads, 0, c.stream>>>(s);
+  } else {
+    encode_stripes<false><<<stripe_grid(c), kQuantThreads, 0, c.stream>>>(s);
+  }
   check_launch(Quantize::kName);
 }
 

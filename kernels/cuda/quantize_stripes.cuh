@@ -1,4 +1,4 @@
-// The fast column orientation (quantize_stripes.cu).
+// The fast column orientation, alone or with the row orientation of the same tensor (quantize_stripes.cu).
 #pragma once
 
 #include "kernels/cuda/quantize_amax.cuh"
@@ -7,6 +7,7 @@ namespace fp4t::cuda {
 
 struct StripeJob {
   QuantJob column;
+  QuantJob row;                // read with the first, where both are asked for
   uint32_t flip[kQuantBlock];  // signs of the rotation, for two columns side by side
 };
 
@@ -14,7 +15,8 @@ struct StripeJob {
 // memory. A pure function of the job.
 bool takes_stripes(const QuantJob& job, Coder coder);
 StripeJob stripe_job(const QuantJob& column);
-void launch_stripes_amax(Queue& queue, const StripeJob& s);
-void launch_stripes(Queue& queue, const StripeJob& s);
+// `both`: the row job too, of the same x and the same groups.
+void launch_stripes_amax(Queue& queue, const StripeJob& s, bool both);
+void launch_stripes(Queue& queue, const StripeJob& s, bool both);
 
 }  // namespace fp4t::cuda
