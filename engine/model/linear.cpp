@@ -84,8 +84,9 @@ Linear::Cached* Linear::cached(const OperandForm& form) {
 
 // Operands -------------------------------------------------------------------------------------------
 
-void Linear::quantise(const Call& call, const Quantising& what, const TensorView& x,
-                      const TensorView& offsets, const TensorView& input_scale, const QuantView& out) {
+Quantize Linear::quantising(const Call& call, const Quantising& what, const TensorView& x,
+                            const TensorView& offsets, const TensorView& input_scale,
+                            const QuantView& out) const {
   const Pass& pass = call.pass;
   const uint32_t copy = what.orientation == Orientation::kRow ? 0 : 1;
   // Every rank and micro-batch rounds a weight alike (NUMERICS.md 0.0, "Random bits").
@@ -104,7 +105,12 @@ void Linear::quantise(const Call& call, const Quantising& what, const TensorView
   if (what.counted) op.stats = stats_.rows(stats_row(what.gemm, what.operand), 1).reshape({kNumQuantStats});
   op.measure_error = pass.measure_error && what.counted;
   op.out = out;
-  run(call.queue, op);
+  return op;
+}
+
+void Linear::quantise(const Call& call, const Quantising& what, const TensorView& x,
+                      const TensorView& offsets, const TensorView& input_scale, const QuantView& out) {
+  run(call.queue, quantising(call, what, x, offsets, input_scale, out));
 }
 
 TensorView Linear::dequantised(const Call& call, const OperandForm& form, const QuantView& codes,
@@ -249,14 +255,38 @@ void Linear::forward(const Call& call, const TensorView& x, const TensorView& of
 
 void Linear::backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
                       const TensorView& offsets, const TensorView& dx) {
-  wgrad(call, x, kept, dy, offsets);
-  dgrad(call, dy, offsets, dx);
+  ScratchScope scope(call.scratch);
+  const GradientCodes codes = gradient_codes(call, scope, dy, offsets);
+  wgrad(call, x, kept, dy, codes.wgrad, offsets);
+  dgrad(call, dy, codes.dgrad, offsets, dx);
 }
 
-void Linear::dgrad(const Call& call, const TensorView& dy, const TensorView& offsets, const TensorView& dx) {
+Linear::GradientCodes Linear::gradient_codes(const Call& call, ScratchScope& scope, const TensorView& dy,
+                                             const TensorView& offsets) {
+  const OperandForm rows = form_of(call, GemmRole::kDgrad, OperandRole::kGrad),
+                    columns = form_of(call, GemmRole::kWgrad, OperandRole::kGrad);
+  if (!codes_gradient_once(rows, columns)) return {};
+  const auto make = [&](const OperandForm& form, Orientation orientation, const char* block, QuantView& out) {
+    out = take_quant(block, operand_layout(form, site_, dy.dim(0)),
+                     [&](const std::string& name, DType dtype, const Shape& shape) {
+                       return scope.take(name, dtype, shape);
+                     });
+    return quantising(call, {form.gemm, form.operand, orientation, call.counting}, dy, offsets, {}, out);
+  };
+  GradientCodes codes;
+  const Quantize row = make(rows, Orientation::kRow, "row codes", codes.dgrad);
+  const Quantize column = make(columns, Orientation::kColumn, "column codes", codes.wgrad);
+  run(call.queue, QuantizeBoth{.row = row, .column = column});
+  return codes;
+}
+
+void Linear::dgrad(const Call& call, const TensorView& dy, const QuantView& codes, const TensorView& offsets,
+                   const TensorView& dx) {
   ScratchScope scope(call.scratch);
   const Operand a =
-      activation(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kGrad), dy, offsets, {});
+      codes.empty()
+          ? activation(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kGrad), dy, offsets, {})
+          : Operand{{}, false, codes, {}};
   const Operand b = weight(call, scope, form_of(call, GemmRole::kDgrad, OperandRole::kWeight));
   if (site_.groups > 0) {
     run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = dx});
@@ -267,7 +297,7 @@ void Linear::dgrad(const Call& call, const TensorView& dy, const TensorView& off
 }
 
 void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
-                   const TensorView& offsets) {
+                   const QuantView& codes, const TensorView& offsets) {
   // BF16 buffers hold one micro-batch; the plan widens them where several are summed.
   const bool accumulate = param_.gradient.dtype == DType::kF32;
   FP4T_CHECK(accumulate || !gradient_written_, param_.info.name,
@@ -275,7 +305,9 @@ void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept,
   gradient_written_ = true;
   ScratchScope scope(call.scratch);
   const Operand a =
-      activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kGrad), dy, offsets, {});
+      codes.empty()
+          ? activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kGrad), dy, offsets, {})
+          : Operand{{}, false, codes, {}};
   const Operand b =
       activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kAct), x, offsets, kept);
   if (site_.groups > 0) {

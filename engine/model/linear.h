@@ -62,9 +62,17 @@ class Linear {
     bool counted;
   };
 
-  void dgrad(const Call& call, const TensorView& dy, const TensorView& offsets, const TensorView& dx);
+  // Codes of dy for its two products, where one reading makes both; else empty.
+  struct GradientCodes {
+    QuantView dgrad, wgrad;
+  };
+  GradientCodes gradient_codes(const Call& call, ScratchScope& scope, const TensorView& dy,
+                               const TensorView& offsets);
+  // `codes` of dy, or empty.
+  void dgrad(const Call& call, const TensorView& dy, const QuantView& codes, const TensorView& offsets,
+             const TensorView& dx);
   void wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
-             const TensorView& offsets);
+             const QuantView& codes, const TensorView& offsets);
 
   OperandForm form_of(const Call& call, GemmRole gemm, OperandRole operand) const;
   // `kept`: codes of fprop's act, written by fprop and read by wgrad; empty: in scratch, made again.
@@ -81,6 +89,8 @@ class Linear {
                    TensorView& scale);
   TensorView dequantised(const Call& call, const OperandForm& form, const QuantView& codes,
                          const TensorView& offsets, const TensorView& into);
+  Quantize quantising(const Call& call, const Quantising& what, const TensorView& x,
+                      const TensorView& offsets, const TensorView& input_scale, const QuantView& out) const;
   void quantise(const Call& call, const Quantising& what, const TensorView& x, const TensorView& offsets,
                 const TensorView& input_scale, const QuantView& out);
 

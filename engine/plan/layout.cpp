@@ -4,6 +4,7 @@
 
 #include "kernels/base/arena.h"
 #include "kernels/base/numeric.h"
+#include "kernels/ops/quantize.h"
 
 namespace fp4t {
 
@@ -181,6 +182,10 @@ bool carries_forward_scale(const OperandForm& form) {
          form.forward.scale_scope == ScaleScope::kTensor;
 }
 
+bool codes_gradient_once(const OperandForm& dgrad, const OperandForm& wgrad) {
+  return dgrad.spec.quantised() && wgrad.spec.quantised() && share_a_reading(dgrad.spec, wgrad.spec);
+}
+
 QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t rows) {
   const int64_t n = site.matrices();
   QuantView v;
@@ -236,17 +241,22 @@ int64_t operand_scratch_bytes(const OperandForm& form, const GemmSite& site, int
 
 int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_t rows) {
   const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
-  const auto pair = [&](GemmRole gemm, OperandRole a, OperandRole b, const BackwardCell* backward) {
-    return operand_scratch_bytes(operand_form(gemm, a, forward, backward), site, rows) +
-           operand_scratch_bytes(operand_form(gemm, b, forward, backward), site, rows);
+  const BackwardCell* backward = tables.backward ? &tables.backward->cell(site.layer, site.module) : nullptr;
+  const auto operand = [&](GemmRole gemm, OperandRole role) {
+    return operand_scratch_bytes(operand_form(gemm, role, forward, backward), site, rows);
   };
-  int64_t bytes = pair(GemmRole::kFprop, OperandRole::kAct, OperandRole::kWeight, nullptr);
-  if (tables.backward) {
-    const BackwardCell& backward = tables.backward->cell(site.layer, site.module);
-    bytes = std::max(bytes, pair(GemmRole::kDgrad, OperandRole::kGrad, OperandRole::kWeight, &backward));
-    bytes = std::max(bytes, pair(GemmRole::kWgrad, OperandRole::kGrad, OperandRole::kAct, &backward));
-  }
-  return bytes;
+  const int64_t fprop =
+      operand(GemmRole::kFprop, OperandRole::kAct) + operand(GemmRole::kFprop, OperandRole::kWeight);
+  if (!backward) return fprop;
+  const int64_t dgrad_grad = operand(GemmRole::kDgrad, OperandRole::kGrad),
+                wgrad_grad = operand(GemmRole::kWgrad, OperandRole::kGrad);
+  const bool once =
+      codes_gradient_once(operand_form(GemmRole::kDgrad, OperandRole::kGrad, forward, backward),
+                          operand_form(GemmRole::kWgrad, OperandRole::kGrad, forward, backward));
+  const int64_t both = once ? dgrad_grad + wgrad_grad : 0;
+  const int64_t dgrad = std::max(both, dgrad_grad) + operand(GemmRole::kDgrad, OperandRole::kWeight);
+  const int64_t wgrad = std::max(both, wgrad_grad) + operand(GemmRole::kWgrad, OperandRole::kAct);
+  return std::max({fprop, dgrad, wgrad});
 }
 
 bool head_gradient_is_whole(const Plan& plan) {

@@ -78,6 +78,10 @@ std::vector<OperandForm> cached_forms(const Plan& plan, const GemmSite& site);
 // True when the old tensor scale enters as Quantize.input_scale or Operand.scale.
 bool carries_forward_scale(const OperandForm& form);
 
+// Whether backward codes dy for both of its products in one reading of it; the codes of the second wait for
+// the first product then.
+bool codes_gradient_once(const OperandForm& dgrad, const OperandForm& wgrad);
+
 // Sizes of the codes of a quantised form; data pointers are null.
 QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t rows);
 // Shape of the BF16 values that a form made from fprop's codes goes through.

@@ -94,6 +94,22 @@ TEST(ModelLinear, nvidia_nvfp4_products_are_close) {
 TEST(ModelLinear, quartet2_products_are_close) { expect_errors(quartet2_cells(), {0.025, 0.08, 0.08}); }
 TEST(ModelLinear, rl_nvfp4_products_are_close) { expect_errors(rl_nvfp4_cells(), {0.03, 0.015, 0.015}); }
 
+TEST(ModelLinear, a_layer_takes_the_scratch_that_the_plan_prices) {
+  for (const TestCells& cells : {nvidia_nvfp4_cells(), quartet2_cells(), mxfp8_cells(), rl_nvfp4_cells()}) {
+    for (const Module module : {Module::kAttnQkv, Module::kExpertsGateUp, Module::kExpertsDown}) {
+      Bench b(cells, module);
+      const TensorView x = b.random("x", {kTokens, b.site.in}, 1),
+                       dy = b.random("dy", {kTokens, b.site.out}, 2);
+      const TensorView y = b.arena.take("y", b.plan.act, {kTokens, b.site.out});
+      const TensorView dx = b.arena.take("dx", b.plan.act, {kTokens, b.site.in});
+      b.linear->forward(b.call(), x, b.offsets(), {}, y);
+      b.linear->backward(b.call(), x, {}, dy, b.offsets(), dx);
+      const TablePair tables{b.pass.forward, b.pass.backward};
+      EXPECT_EQ(b.scratch.high_water_bytes(), gemm_scratch_bytes(b.site, tables, kTokens)) << name_of(module);
+    }
+  }
+}
+
 // BF16 backward on fprop's operands: the products of exactly the decoded values.
 TEST(ModelLinear, backward_from_forward_multiplies_what_fprop_multiplied) {
   for (const Module module : {Module::kAttnQkv, Module::kExpertsGateUp}) {
