@@ -37,7 +37,7 @@ run_part() {
 # The architectures that .ci/run leaves out: the kernels and the program, warnings (spills in tensor-core kernels among
 # them) as errors. Nothing here runs.
 compile_cuda() {
-  local build_dir=build-cuda archs="100a;103a" begin=$SECONDS
+  local build_dir=build-cuda archs="100a;103a"
   cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=OFF -DFP4T_UNITY=ON -DFP4T_CUDA=on \
     "-DCMAKE_CUDA_COMPILER=$(cuda_compiler)" "-DFP4T_CUDA_ARCHS=$archs" &&
     cmake --build "$build_dir" --target kernels_cuda fp4train &&
