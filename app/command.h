@@ -1,6 +1,7 @@
 // A command of the binary: a word, what it does, its options, its body. One file a command; no logic here.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
