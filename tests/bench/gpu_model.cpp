@@ -1,13 +1,15 @@
 // A recipe's model on a GPU: forward and backward of a micro-batch, the optimizer's step, decoding. Prints
 // one JSON object a line, with the keys of scripts/bench/torch_moe.py.
 //   bench_gpu_model configs/bench/q6.yaml [--set A.B=VALUE]... [--iters 10] [--losses N] [--dump PREFIX]
-//                   [--decode 1,16,64,256] [--context 1024] [--only train|decode]
+//                   [--decode 1,16,64,256] [--context 1024] [--only train|decode] [--balance router|forced]
 // --losses N first trains N steps and prints their losses; --dump writes PREFIX.weights.safetensors and
-// PREFIX.tokens.safetensors before them, for torch_moe.py to start from.
+// PREFIX.tokens.safetensors before them, for torch_moe.py to start from. --balance forced trains weights and
+// tokens under which every expert gets the same number of tokens.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -22,7 +24,7 @@ namespace fp4t {
 namespace {
 
 struct Options {
-  std::string recipe, dump, only;
+  std::string recipe, dump, only, balance = "router";
   std::vector<std::string> overrides;
   std::vector<int64_t> decode = {1, 16, 64, 256};
   int64_t iters = 10, losses = 0, context = 1024, new_tokens = 32;
@@ -88,13 +90,68 @@ void dump(Transformer& model, const RandomTokens& tokens, const std::string& pre
                     {{"tokens", DType::kI32, {rows, columns}, tokens.ids.data()}}, {});
 }
 
+void change(Transformer& model, const std::string& name,
+            const std::function<void(std::vector<float>&)>& edit) {
+  const TensorView master = model.params().find(name).master;
+  FP4T_CHECK(master.dtype == DType::kF32, name, " is not F32");
+  std::vector<float> values(static_cast<size_t>(master.elements()));
+  model.queue().copy_to_host(values.data(), master.data, master.bytes());
+  edit(values);
+  model.queue().copy_from_host(master.data, values.data(), master.bytes());
+}
+
+// Every token of a class (id modulo experts / choices, the position's) is embedded with one large value in
+// the hidden dimension of its number, which leads the residual stream in every layer; the routers read these
+// dimensions alone. So the classes share the experts evenly, as --balance forced of torch_moe.py does.
+void force_balance(Transformer& model, RandomTokens& tokens) {
+  const ModelSpec& spec = model.plan().model;
+  const int64_t classes = spec.moe.experts / spec.moe.top_k, columns = tokens.length + 1;
+  FP4T_CHECK(
+      spec.moe.experts % spec.moe.top_k == 0 && classes <= spec.hidden && spec.vocabulary >= 2 * classes,
+      "no even classes of experts");
+  for (size_t i = 0; i < tokens.ids.size(); ++i) {
+    const int64_t whole = std::min<int64_t>(tokens.ids[i], spec.vocabulary - classes) / classes * classes;
+    tokens.ids[i] = static_cast<int32_t>(whole + static_cast<int64_t>(i) % columns % classes);
+  }
+  change(model, "embed.weight", [&](std::vector<float>& w) {
+    for (int64_t id = 0; id < spec.vocabulary; ++id) {
+      for (int64_t c = 0; c < classes; ++c) {
+        w[static_cast<size_t>(id * spec.hidden + c)] = id % classes == c ? 100.0f : 0.0f;
+      }
+    }
+  });
+  for (int64_t layer = spec.moe.dense_layers; layer < spec.layers; ++layer) {
+    change(model, "layers." + std::to_string(layer) + ".router.weight", [&](std::vector<float>& w) {
+      std::fill(w.begin(), w.end(), 0.0f);
+      for (int64_t e = 0; e < spec.moe.experts; ++e) {
+        w[static_cast<size_t>(e * spec.hidden + e / spec.moe.top_k)] = 1.0f;
+      }
+    });
+  }
+  model.params().refresh_copies(model.queue());
+  model.weights_changed();
+}
+
+// The busiest expert's tokens over the mean, worst layer.
+double largest_load(const RouterSums& sums) {
+  double worst = 0;
+  for (const std::vector<int64_t>& load : sums.load) {
+    double total = 0;
+    for (const int64_t n : load) total += static_cast<double>(n);
+    const double most = static_cast<double>(*std::max_element(load.begin(), load.end()));
+    if (total > 0) worst = std::max(worst, most * static_cast<double>(load.size()) / total);
+  }
+  return worst;
+}
+
 void train(const Options& options, const Plan& plan) {
   Queue queue = Queue::on(plan.machine);
   const auto comm = make_single();
   Transformer model(queue, *comm, plan);
   Optimizer optimizer(model, *comm, model.run_arena());
   const PretrainSpec& spec = std::get<PretrainSpec>(plan.stages.at(0).spec);
-  const RandomTokens tokens(spec.batch.micro_sequences, spec.batch.length, plan.model.vocabulary, 7);
+  RandomTokens tokens(spec.batch.micro_sequences, spec.batch.length, plan.model.vocabulary, 7);
+  if (options.balance == "forced") force_balance(model, tokens);
   const TokenBatch batch = tokens.batch();
   if (!options.dump.empty()) dump(model, tokens, options.dump);
 
@@ -136,6 +193,9 @@ void train(const Options& options, const Plan& plan) {
     forward_backward.push_back(milliseconds(queue, micro_batch));
     update.push_back(milliseconds(queue, step));
   }
+  model.reset_monitors();
+  micro_batch();
+  const double load = largest_load(model.take_router_sums());
   const double fb = median(forward_backward), op = median(update);
   const auto n = static_cast<double>(batch.size());
   double parameters = 0;
@@ -152,6 +212,8 @@ void train(const Options& options, const Plan& plan) {
          {"params_B", parameters / 1e9},
          {"arenas_GiB", static_cast<double>(m.run_bytes + m.step_bytes + m.scratch_bytes) / 0x1p30},
          {"workspace_GiB", static_cast<double>(queue.counts().workspace_bytes) / 0x1p30},
+         {"balance", options.balance},
+         {"largest_load", load},
          {"loss", loss()}});
 }
 
@@ -217,6 +279,7 @@ int main(int argc, char** argv) {
   app.add_option("--losses", o.losses);
   app.add_option("--dump", o.dump);
   app.add_option("--only", o.only)->check(CLI::IsMember({"train", "decode"}));
+  app.add_option("--balance", o.balance)->check(CLI::IsMember({"router", "forced"}));
   app.add_option("--decode", o.decode)->delimiter(',');
   app.add_option("--context", o.context);
   CLI11_PARSE(app, argc, argv);
