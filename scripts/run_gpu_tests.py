@@ -72,6 +72,15 @@ class Runner:
         self.logs.mkdir(exist_ok=True)
         self.printing = threading.Lock()
         self.done = 0
+        self.stopping, self.running = False, set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+
+    def stop(self, *_):
+        """Ends what runs; the tests that did not get to their end count as not run."""
+        self.stopping = True
+        for process in list(self.running):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def run_all(self, tests, devices, jobs):
         """Huge tests one at a time on each GPU, beside them `jobs` others with the GPUs in turn."""
@@ -84,7 +93,8 @@ class Runner:
         for thread in pools:
             thread.start()
         for thread in pools:
-            thread.join()
+            while thread.is_alive():
+                thread.join(1)  # so that signals get through
 
     def work(self, waiting, device, total):
         while True:
@@ -92,6 +102,8 @@ class Runner:
                 test = waiting.get_nowait()
             except queue.Empty:
                 return
+            if self.stopping:
+                continue
             self.run_on(test, device)
             with self.printing:
                 self.done += 1
@@ -108,11 +120,17 @@ class Runner:
         with log.open("w", encoding="utf-8") as out:
             with subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment,
                                   start_new_session=True) as process:
+                self.running.add(process)
+                if self.stopping:
+                    self.stop()
                 try:
                     code = process.wait(self.limit)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)  # the tool and the test that it started
                     code = None
+                self.running.discard(process)
+        if self.stopping:
+            return
         test.seconds = time.monotonic() - begin
         text = log.read_text(encoding="utf-8", errors="replace")
         test.tail = text.splitlines()[-20:]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loss gaps of the precisions to BF16: one model and corpus, the same tokens and initial weights for every arm.
 
-    scripts/bench/arms.py --binary build/fp4train [--text FOLDER ...] [--megabytes 80] [--minutes 3 | --steps N]
+    scripts/bench/arms.py --binary build/fp4train [--text FOLDER ...] [--megabytes 120] [--minutes 3 | --steps N]
                           [--arms bf16 mxfp8 nvidia_nvfp4 quartet2 bf16@2] [--out runs/arms] [--limit SECONDS]
 
 Writes OUT/corpus.jsonl from the *.py files under the folders (default: where this python3 keeps its packages), times BF16
@@ -198,7 +198,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default="build/fp4train")
     parser.add_argument("--text", nargs="+", default=[sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"]])
-    parser.add_argument("--megabytes", type=float, default=80)
+    parser.add_argument("--megabytes", type=float, default=120)
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--probe-steps", type=int, default=60)
