@@ -121,7 +121,8 @@ class Bench:
         for line in self.output_of(self.binary("gemm"), "grouped").splitlines():
             m = re.match(rf"(\S.*?), even\s+[mk]-grouped .*? (bf16|f32|f32 \+=) G\d+\s+[\d.]+ ms\s+{TFLOPS}", line)
             if m and m[1] in theirs:
-                self.rows.ratio("grouped", f"{m[1]}, out {m[2]}", float(m[3]), theirs[m[1]], "TFLOP/s")
+                kind = "grouped" if m[2] == "bf16" else "grouped, others"  # PyTorch writes BF16
+                self.rows.ratio(kind, f"{m[1]}, out {m[2]}", float(m[3]), theirs[m[1]], "TFLOP/s")
 
     def attention(self):
         shape = "4 x 4096, heads 32/32 x 128"

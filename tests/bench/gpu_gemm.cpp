@@ -504,6 +504,7 @@ int bench_grouped() {
     bench_case(queue, nullptr, depth_case(1536, 2048, kBf16, false), ("gate+up wgrad, " + l).c_str());
     bench_case(queue, nullptr, depth_case(1536, 2048, kF32, false), ("gate+up wgrad, " + l).c_str());
     bench_case(queue, nullptr, depth_case(1536, 2048, kF32, true), ("gate+up wgrad, " + l).c_str());
+    bench_case(queue, nullptr, depth_case(2048, 768, kBf16, false), ("down wgrad, " + l).c_str());
     bench_case(queue, nullptr, depth_case(2048, 768, kF32, true), ("down wgrad, " + l).c_str());
   }
   return 0;
