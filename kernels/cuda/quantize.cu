@@ -4,6 +4,7 @@
 
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/load.cuh"
+#include "kernels/cuda/quantize_squares.cuh"
 #include "kernels/cuda/quantize_stripes.cuh"
 #include "kernels/ops/run.h"
 
@@ -93,24 +94,42 @@ void run(Queue& queue, const Quantize& q) {
   if (job.counts) launch_stats(queue, job, q.stats.as<double>());
 }
 
+namespace {
+
+// Whether the kernels for stripes code both.
+bool takes_both(const QuantizeBoth& q, const QuantJob& row, const QuantJob& column) {
+  return share_a_reading(q.row.out.spec, q.column.out.spec) && takes_rows(row, coder_of(row.spec)) &&
+         takes_stripes(column, coder_of(column.spec)) && !q.row.measure_error && !q.column.measure_error;
+}
+
+}  // namespace
+
 void run(Queue& queue, const QuantizeBoth& q) {
-  const Coder row_coder = coder_of(q.row.out.spec), column_coder = coder_of(q.column.out.spec);
-  Workspace workspace(queue);
-  StripeJob s = stripe_job(job_of(q.column));
-  // Without a rotation the maxima of both are those of x.
-  const bool together = takes_rows(job_of(q.row), row_coder) && takes_stripes(s.column, column_coder) &&
-                        s.column.spec.hadamard != 0 && !q.row.measure_error && !q.column.measure_error;
-  if (!together) {
+  QuantJob row = job_of(q.row), column = job_of(q.column);
+  const bool squares = takes_squares(q, row, column);
+  if (!squares && !takes_both(q, row, column)) {
     run(queue, q.row);
     run(queue, q.column);
     return;
   }
-  s.row = prepare(queue, workspace, q.row);
-  s.column = prepare(queue, workspace, q.column);
-  launch_stripes_amax(queue, s, true);
-  launch_stripes(queue, s, true);
-  if (s.row.counts) launch_stats(queue, s.row, q.row.stats.as<double>());
-  if (s.column.counts) launch_stats(queue, s.column, q.column.stats.as<double>());
+  Workspace workspace(queue);
+  row = prepare(queue, workspace, q.row);
+  column = prepare(queue, workspace, q.column);
+  if (column.spec.hadamard == 0) {  // the maxima are the same
+    launch_amax(queue, row);
+    column.amax = row.amax;
+  }
+  if (squares) {
+    launch_squares(
+        queue, {row, column, narrow<int32_t>(q.row.x.dim(0)), narrow<int32_t>(q.row.x.dim(0) / row.groups)});
+  } else {
+    StripeJob s = stripe_job(column);
+    s.row = row;
+    if (column.spec.hadamard != 0) launch_stripes_amax(queue, s, true);
+    launch_stripes(queue, s, true);
+  }
+  if (row.counts) launch_stats(queue, row, q.row.stats.as<double>());
+  if (column.counts) launch_stats(queue, column, q.column.stats.as<double>());
 }
 
 }  // namespace fp4t::cuda

@@ -99,35 +99,46 @@ __device__ inline uint32_t k_tiles(const QuantTile& t) {
   return static_cast<uint32_t>(t.length + kTileDepth - 1) / kTileDepth;
 }
 
-// The tiles of one block of threads: every gridDim.x-th, group after group. Within a group they follow the
-// rows of x, so that those under way at one time read whole stretches of it. Divisions are made once a
-// group; from tile to tile there are carries only.
+// The tiles of one block of threads: runs of up to kLongestRun, every gridDim.x-th of them, group after
+// group. Within a group tiles follow the rows of x, so that those under way at one time read whole stretches
+// of it. Divisions are made once a group; from tile to tile there are carries only.
 struct TileWalk {
+  static constexpr uint32_t kLongestRun = 8;
+  static constexpr uint32_t kEnoughRuns = 8;  // of a block of threads, so that none has much more than others
+
   QuantTile t;
   uint32_t tile, tiles, group_end;
-  uint32_t minor_tiles, minor, major, minor_step, major_step;
+  uint32_t run, in_run;
+  uint32_t minor_tiles, minor, major, minor_jump, major_jump;
 
   __device__ explicit TileWalk(const QuantJob& job)
-      : tile(blockIdx.x), tiles(static_cast<uint32_t>(job.spans[job.groups].first_tile)) {
+      : tiles(static_cast<uint32_t>(job.spans[job.groups].first_tile)), in_run(0) {
+    run = min(max(tiles / (gridDim.x * kEnoughRuns), 1u), kLongestRun);
+    tile = blockIdx.x * run;
+    t.group = 0;
     if (valid()) enter(job);
   }
   __device__ bool valid() const { return tile < tiles; }
   __device__ void next(const QuantJob& job) {
-    tile += gridDim.x;
+    const bool within = ++in_run < run;
+    if (!within) in_run = 0;
+    tile += within ? 1 : jump();
     if (!valid()) return;
     if (tile >= group_end) {
       enter(job);
       return;
     }
-    minor += minor_step;
-    major += major_step;
+    minor += within ? 1 : minor_jump;
+    major += within ? 0 : major_jump;
     if (minor >= minor_tiles) minor -= minor_tiles, ++major;
     place(job);
   }
 
  private:
+  // From the last tile of a run to the first of the next.
+  __device__ uint32_t jump() const { return (gridDim.x - 1) * run + 1; }
   __device__ void enter(const QuantJob& job) {
-    int32_t low = 0, high = job.groups;  // the last group that begins at or before the tile
+    int32_t low = t.group, high = job.groups;  // the last group that begins at or before the tile
     while (high - low > 1) {
       const int32_t middle = (low + high) / 2;
       (job.spans[middle].first_tile <= tile ? low : high) = middle;
@@ -141,7 +152,7 @@ struct TileWalk {
     minor_tiles = job.column ? row_tiles(t) : k_tiles(t);
     const uint32_t index = tile - static_cast<uint32_t>(span.first_tile);
     major = index / minor_tiles, minor = index % minor_tiles;
-    major_step = gridDim.x / minor_tiles, minor_step = gridDim.x % minor_tiles;
+    major_jump = jump() / minor_tiles, minor_jump = jump() % minor_tiles;
     place(job);
   }
   __device__ void place(const QuantJob& job) {

@@ -26,9 +26,11 @@ struct BlockCounts {
 struct BlockPlace {
   uint64_t number;  // draws
   TensorScale scale;
-  float unit;    // input scale
-  bool leads;    // the row that stands for its 16x16 tile
-  int in_group;  // of the rotation group
+  float multiplier;  // a block's maximum into its scale, rule amax
+  bool exact;        // the scale leaves q*s*S_dec exact in BF16, whatever the codes
+  float unit;        // input scale
+  bool leads;        // the row that stands for its 16x16 tile
+  int in_group;      // of the rotation group
 };
 
 // One matrix of factors into codes, one a block scale, for a tensor scale.
@@ -238,25 +240,23 @@ __device__ inline uint32_t e4m3_code(const CodedBlock& b, int i) {
   return b.word[i / 4] >> (8 * (i % 4)) & 255u;
 }
 
-// Values that decode to something.
+// Values that decode to something: their codes are not zero, and such codes come from such values.
 __device__ inline uint32_t count_decoded(const CodedBlock& coded) {
-  // Codes that are not zero come from values that are not zero.
-  uint32_t decoded = 0;
-#pragma unroll
-  for (int w = 0; w < 2; ++w) {
-    const uint32_t c = coded.word[w];
-    decoded += static_cast<uint32_t>(__popc((c | c >> 1 | c >> 2) & 0x11111111u));
-  }
-  return coded.scale == 0u ? 0u : decoded;
+  // A nibble's bit 3 is the carry of its magnitude.
+  const auto carries = [](uint32_t word) { return (word & 0x77777777u) + 0x77777777u; };
+  const uint32_t both = select_bits(0x88888888u, carries(coded.word[0]), carries(coded.word[1]) >> 1);
+  return coded.scale == 0u ? 0u : static_cast<uint32_t>(__popc(both & 0xCCCCCCCCu));
+}
+
+// Whether every product of a tensor scale is exact in BF16: q*s counts in 2^-10 and stays below 2^12.
+__device__ inline bool always_exact(const QuantSpec& spec, float decode) {
+  return spec.scale_round == ScaleRound::kFp32 || (decode >= 0x1p-123f && decode <= 0x1p115f);
 }
 
 // Values that BF16 cannot hold.
-__device__ inline uint32_t count_inexact(const QuantJob& job, const BlockPlace& place,
-                                         const CodedBlock& coded) {
-  const float decode = place.scale.decode;
-  // q*s counts in 2^-10 and stays below 2^12, so most tensor scales leave q*s*S_dec exact in BF16.
-  if (job.spec.scale_round == ScaleRound::kFp32 || (decode >= 0x1p-123f && decode <= 0x1p115f)) return 0;
-  const double s = double{e4m3_value(coded.scale)} * double{decode};
+__device__ inline uint32_t count_inexact(const BlockPlace& place, const CodedBlock& coded) {
+  if (place.exact) return 0;
+  const double s = double{e4m3_value(coded.scale)} * double{place.scale.decode};
   uint64_t codes = coded.word[0] | uint64_t{coded.word[1]} << 32;
   uint32_t count = 0;
 #pragma unroll 1
@@ -287,7 +287,7 @@ __device__ inline void count_nvfp4(const QuantJob& job, const BlockPlace& place,
                                    const float (&v)[kQuantBlock], const CodedBlock& coded,
                                    BlockCounts& counts) {
   counts.value[kCountFlushed] += count_nonzero(v) - count_decoded(coded);
-  counts.value[kCountInexact] += count_inexact(job, place, coded);
+  counts.value[kCountInexact] += count_inexact(place, coded);
   if (job.energies) measure_nvfp4(place, v, coded, counts);
 }
 
@@ -331,59 +331,61 @@ __device__ inline void count_mxfp8(const QuantJob& job, const float (&v)[kQuantB
   }
 }
 
+// For what hardly ever happens: no register waits for it.
+__device__ inline void count_rare(const QuantJob& job, QuantCount which, uint32_t count) {
+  if (count != 0) atomicAdd(job.counts + which, static_cast<unsigned long long>(count));
+}
+
 // Rule amax in 1x16 blocks ----------------------------------------------------------------------------
 
 // A block on its way through the rules as kernels/formats has them; in memory, since hardly any goes there.
 struct PlainBlock {
   float v[kQuantBlock];
-  uint32_t word[2];
+  CodedBlock coded;
   uint32_t nonzero, clipped;
 };
 
-static __device__ __noinline__ void code_plainly(PlainBlock& b, float factor, bool stochastic,
-                                                 PhiloxBits bits) {
-  CodedBlock coded;
-  stochastic ? code_stochastic(b.v, factor, bits, coded) : code_nearest(b.v, factor, coded);
-  b.word[0] = coded.word[0], b.word[1] = coded.word[1];
+static __device__ __noinline__ void code_plainly(PlainBlock& b, float amax, float multiplier, float decode,
+                                                 bool stochastic, PhiloxBits bits) {
+  b.coded.scale = e4m3_byte(amax * multiplier);
+  b.coded.factor = nvfp4_encode_factor(e4m3_value(b.coded.scale), decode);
+  stochastic ? code_stochastic(b.v, b.coded.factor, bits, b.coded)
+             : code_nearest(b.v, b.coded.factor, b.coded);
   b.nonzero = count_nonzero(b.v);
-  b.clipped = count_clipped(b.v, factor, kE2m1Max);
+  b.clipped = count_clipped(b.v, b.coded.factor, kE2m1Max);
 }
 
-// Codes and counts of a block; `table` has the factors of its tensor scale, unless its row has one of its
-// own. Returns false where the values are not all finite.
-template <bool kPairs, bool kRowScope>
+// Codes and counts of a block that is 2^kShift times what it stands for; `table` has the factors of its
+// tensor scale, unless its row has one of its own. `truth(float[16])` gives the block itself, for where the
+// short way does not hold. Returns false where the values may not all be finite.
+template <bool kPairs, bool kStochastic, bool kRowScope, int kShift, class Truth>
 __device__ inline bool encode_plain(const QuantJob& job, const BlockPlace& place, const FactorTable& table,
-                                    const BlockValues& b, bool counted, CodedBlock& coded,
+                                    const BlockValues& b, const Truth& truth, bool counted, CodedBlock& coded,
                                     BlockCounts& counts) {
-  float amax = amax_or_nan<kPairs>(b);
-  const bool all_finite = amax <= kFloatMax;
-  if (!all_finite) amax = block_max(b.v);
-  coded.scale = e4m3_byte(amax * nvfp4_block_multiplier(job.spec.headroom, place.scale.encode));
+  constexpr float kUnit = 1.0f / (1 << kShift);
+  BlockExtremes e{amax_or_nan<kPairs>(b), least_value<kPairs>(b), 0};
+  const PhiloxBits bits = kStochastic ? draw_bits(job.draw_keys, place.number) : PhiloxBits{};
+  coded.scale = e4m3_byte(kShift == 0 ? e.largest * place.multiplier : e.largest * kUnit * place.multiplier);
   coded.factor = kRowScope ? nvfp4_encode_factor(e4m3_value(coded.scale), place.scale.decode)
                            : table.factor[coded.scale];
-  const bool stochastic = job.spec.rounding == Rounding::kStochastic;
-  const PhiloxBits bits = stochastic ? draw_bits(job.draw_keys, place.number) : PhiloxBits{};
-  uint32_t nonzero = 0, clipped = 0;
-  if (all_finite && is_ordinary(amax, coded.factor)) {
-    code_fast<kPairs>(b, coded.factor, stochastic, bits, coded.word);
-    if (counted) {
-      nonzero = nonzero_values<kPairs>(b);
-      clipped = clipped_values(b, amax, coded.factor);
-    }
+  const float factor = coded.factor * kUnit;
+  uint32_t clipped = 0;
+  if (is_ordinary<kShift>(b, coded.factor, e)) {
+    const float above = code_fast<kPairs, kStochastic>(b, factor, bits, coded.word);
+    if (counted) clipped = static_cast<uint32_t>(above);
   } else {
     PlainBlock plain;
-#pragma unroll
-    for (int i = 0; i < kQuantBlock; ++i) plain.v[i] = b.v[i];
-    code_plainly(plain, coded.factor, stochastic, bits);
-    coded.word[0] = plain.word[0], coded.word[1] = plain.word[1];
-    nonzero = plain.nonzero, clipped = plain.clipped;
+    truth(plain.v);
+    code_plainly(plain, block_max(plain.v), place.multiplier, place.scale.decode, kStochastic, bits);
+    coded = plain.coded;
+    e.nonzero = plain.nonzero, clipped = plain.clipped;
   }
   if (counted) {
-    counts.value[kCountFlushed] += nonzero - count_decoded(coded);
+    counts.value[kCountFlushed] += e.nonzero - count_decoded(coded);
     counts.value[kCountClipped] += clipped;
-    counts.value[kCountInexact] += count_inexact(job, place, coded);
+    if (!place.exact) count_rare(job, kCountInexact, count_inexact(place, coded));
   }
-  return all_finite;
+  return e.largest <= kFloatMax;
 }
 
 }  // namespace fp4t::cuda

@@ -1,6 +1,8 @@
 // The coding pass over tiles, for both orientations.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/base/check.h"
 #include "kernels/cuda/quantize_code.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -95,6 +97,18 @@ struct EncodeShared {
   TileSquares squares[kCoder == Coder::kTile ? kQuantThreads / 32 : 0];
 };
 
+__device__ inline void copy_values(const BlockValues& b, float (&v)[kQuantBlock]) {
+#pragma unroll
+  for (int i = 0; i < kQuantBlock; ++i) v[i] = b.v[i];
+}
+
+// Scales of a group or row, from its maximum.
+__device__ inline void set_scale(const QuantJob& job, uint32_t amax_bits, BlockPlace& place) {
+  place.scale = tensor_scale_of(job.spec, amax_bits);
+  place.multiplier = nvfp4_block_multiplier(job.spec.headroom, place.scale.encode);
+  place.exact = always_exact(job.spec, place.scale.decode);
+}
+
 // Coding and counting of one block that the thread holds, rule amax.
 template <class Shared>
 __device__ inline void code_plain(const QuantJob& job, const BlockPlace& place, bool counted, int block,
@@ -110,15 +124,20 @@ __device__ inline void code_plain(const QuantJob& job, const BlockPlace& place, 
   counted = counted && job.counts != nullptr;
   const FactorTable& table = shared.factors;
   const bool row_scope = job.spec.scale_scope == ScaleScope::kRow;
-  bool all_finite;
-  if (pairs) {
-    all_finite = row_scope ? encode_plain<true, true>(job, place, table, b, counted, coded, counts)
-                           : encode_plain<true, false>(job, place, table, b, counted, coded, counts);
-  } else {
-    all_finite = row_scope ? encode_plain<false, true>(job, place, table, b, counted, coded, counts)
-                           : encode_plain<false, false>(job, place, table, b, counted, coded, counts);
-  }
-  if (counted && !all_finite) counts.value[kCountNonFinite] += count_non_finite(word);
+  const auto truth = [&](float(&v)[kQuantBlock]) { copy_values(b, v); };
+  const bool stochastic = job.spec.rounding == Rounding::kStochastic;
+  const auto encode = [&](auto paired, auto drawn, auto by_row) {
+    return encode_plain<paired.value, drawn.value, by_row.value, 0>(job, place, table, b, truth, counted,
+                                                                    coded, counts);
+  };
+  const auto with_rows = [&](auto paired, auto drawn) {
+    return row_scope ? encode(paired, drawn, std::true_type{}) : encode(paired, drawn, std::false_type{});
+  };
+  const auto with_draws = [&](auto paired) {
+    return stochastic ? with_rows(paired, std::true_type{}) : with_rows(paired, std::false_type{});
+  };
+  const bool all_finite = pairs ? with_draws(std::true_type{}) : with_draws(std::false_type{});
+  if (counted && !all_finite) count_rare(job, kCountNonFinite, count_non_finite(word));
   if (counted && job.energies) measure_nvfp4(place, b.v, coded, counts);
 }
 
@@ -184,7 +203,7 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
       group = t.group;
       place.unit = job.input_scale ? job.input_scale[group] : 1.0f;
       draw_base = draw_base_of(job, group);
-      if (!row_scope) place.scale = tensor_scale_of(job.spec, job.amax[group]);
+      if (!row_scope) set_scale(job, job.amax[group], place);
       if (kCoder == Coder::kPlain) fill_factors(place.scale.decode, shared.factors);
     }
     if (kColumn || enters) __syncthreads();
@@ -199,7 +218,7 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
           draw_base + static_cast<uint64_t>(int64_t{t.row0 + r} * (t.length / kQuantBlock) + in_row);
       if (row_scope && t.row0 + r < t.rows) {
         const int64_t at = t.begin + t.row0 + r;
-        place.scale = tensor_scale_of(job.spec, job.amax[at]);
+        set_scale(job, job.amax[at], place);
         if (in_row == 0) job.tensor_scale[at] = place.scale.decode * place.unit;
       }
       const bool stored = t.row0 + r < t.padded_rows && in_row * kQuantBlock < t.length;
@@ -238,7 +257,7 @@ __device__ __forceinline__ void load_block(const uint16_t* p, int32_t left, uint
 __device__ inline void enter_group(const QuantJob& job, int32_t group, BlockPlace& place, uint64_t& draw_base,
                                    FactorTable& table) {
   place.unit = job.input_scale ? job.input_scale[group] : 1.0f;
-  place.scale = tensor_scale_of(job.spec, job.amax[group]);
+  set_scale(job, job.amax[group], place);
   draw_base = draw_base_of(job, group);
   fill_factors(place.scale.decode, table);
 }

@@ -3,9 +3,12 @@
 //
 // The E2M1 code of a magnitude a is a concave function of it, piecewise linear: c(a) = min(2a, a + 2, a/2 +
 // 4). Nearest: each of the three pieces is a saturated difference, and the last addition, to 1.5 * 2^23,
-// rounds to the even integer. Stochastic: from a = 1 on, c counts the float's own exponent and mantissa, and
-// below it those of (a + 1) / 2, so that with x = max(a, (a + 1) / 2), here in eighths, the bits of x hold c
-// with all its fraction; added to the draw, what is left of the carry is the code.
+// rounds to the even integer. Stochastic: FP16 has its least normal number at 2^-14, so a * 2^-14 in FP16 is
+// linear below a = 1 as E2M1 is, and its bits hold c(a) from bit 9 on with nine bits of its fraction below;
+// added to the draw, what is left of the carry is the code.
+//
+// A rotation may leave its factor of 2^-kShift to the factor into codes. The bits are still the same where
+// nothing comes near the ends of FP32's range, which is what is_ordinary sees to.
 #pragma once
 
 #include "kernels/cuda/quantize.cuh"
@@ -90,8 +93,16 @@ __device__ __forceinline__ uint32_t signs_of_floats(const float* v) {
   return (even & 0x08080808u) | (odd & 0x80808080u);
 }
 
-// Eight magnitudes as codes, to nearest.
-__device__ __forceinline__ uint32_t nearest_magnitudes(const float* v, float factor) {
+// One where a, the magnitude of a product with a factor of 2^-kLowered of its own, is above 6: any excess
+// becomes more than one.
+template <int kLowered>
+__device__ __forceinline__ float is_clipped(float a) {
+  constexpr float kSteep = 0x1p40f, kSix = kLowered == 0 ? kE2m1Max : kE2m1Max * 0x1p-14f;
+  return __saturatef(__fmaf_rn(fabsf(a), kSteep, -kSix * kSteep));
+}
+
+// Eight magnitudes as codes, to nearest; adds those above 6 to `clipped`.
+__device__ __forceinline__ uint32_t nearest_magnitudes(const float* v, float factor, float& clipped) {
   constexpr float kEven = 12582912.0f;  // 1.5 * 2^23
   uint32_t code[8];
 #pragma unroll
@@ -100,6 +111,7 @@ __device__ __forceinline__ uint32_t nearest_magnitudes(const float* v, float fac
     const float first = __saturatef(0.5f * a), second = __saturatef(__fmaf_rn(a, 0.5f, -1.0f));
     const float third = __saturatef(__fmaf_rn(a, 0.5f, -2.0f));
     code[i] = bits_of(__fmaf_rn(first, 4.0f, __fmaf_rn(second, 2.0f, third + kEven)));
+    clipped += is_clipped<0>(a);
   }
   const auto bytes = [&](int i) {
     return permute(permute(code[i], code[i + 2], 0x0040), permute(code[i + 4], code[i + 6], 0x0040), 0x5410);
@@ -107,53 +119,111 @@ __device__ __forceinline__ uint32_t nearest_magnitudes(const float* v, float fac
   return bytes(0) + (bytes(1) << 4);
 }
 
-// Eight magnitudes as codes, by the draw's two words.
-__device__ __forceinline__ uint32_t stochastic_magnitudes(const float* v, float eighth, uint32_t draw0,
-                                                          uint32_t draw1) {
-  float x[8];
+// Smaller magnitudes of two pairs of FP16, with the signs of the first where the second has none.
+__device__ __forceinline__ uint32_t half_min(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
+// Bits of `mask` from a, the others from b.
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+
+// Eight codes with their signs, by the draw's two words; adds values above 6 to `clipped`. `lowered` is 2^-14
+// of the factor.
+__device__ __forceinline__ uint32_t stochastic_codes(const float* v, float lowered, uint32_t draw0,
+                                                     uint32_t draw1, float& clipped) {
+  constexpr uint32_t kSix = 0x0E000E00u;  // 6 * 2^-14
+  float a[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float a = __saturatef(fabsf(v[i]) * eighth);
-    x[i] = fmaxf(a, __fmaf_rz(a, 0.5f, 0.0625f));
+    a[i] = v[i] * lowered;
+    clipped += is_clipped<14>(a[i]);
   }
-  // In FP16 a code ends at bit 9 of its half; the draw's eight bits lie right below.
-  const uint32_t p0 = truncate_pair(x[0], x[2]) + ((draw0 & 0x00FF00FFu) << 1);
-  const uint32_t p1 = truncate_pair(x[1], x[3]) + (permute(draw0, 0, 0x4341) << 1);
-  const uint32_t p2 = truncate_pair(x[4], x[6]) + ((draw1 & 0x00FF00FFu) << 1);
-  const uint32_t p3 = truncate_pair(x[5], x[7]) + (permute(draw1, 0, 0x4341) << 1);
+  const auto pair = [&](int i) { return half_min(truncate_pair(a[i], a[i + 2]), kSix); };
+  // The draw's eight bits lie right below the code.
+  const uint32_t p0 = pair(0) + (permute(draw0, 0, 0x4240) << 1),
+                 p1 = pair(1) + (permute(draw0, 0, 0x4341) << 1);
+  const uint32_t p2 = pair(4) + (permute(draw1, 0, 0x4240) << 1),
+                 p3 = pair(5) + (permute(draw1, 0, 0x4341) << 1);
+  // Of every byte bit 7 is the sign and bits 3 to 1 are the magnitude.
   const uint32_t even = permute(p0, p2, 0x7531), odd = permute(p1, p3, 0x7531);
-  // Code 0 shows as 6; a code of 8 is what lies between 6 and 8 and rounded up: 7.
-  const uint32_t code = ((even >> 1 & 0x0F0F0F0Fu) | (odd << 3 & 0xF0F0F0F0u)) - 0x66666666u;
-  return code - ((code & 0x88888888u) >> 3);
+  const uint32_t low = select_bits(0x07070707u, even >> 1, even >> 4);
+  const uint32_t high = select_bits(0x80808080u, odd, odd << 3);
+  return select_bits(0x0F0F0F0Fu, low, high);
 }
 
-// Whether the fast way holds for a block: everything finite (its maximum was taken with NaN), and no
-// underflow in an eighth of the factor.
-__device__ __forceinline__ bool is_ordinary(float amax, float factor) {
-  return amax <= kFloatMax && factor >= 0x1p-120f;
-}
+constexpr float kNearlyNone = 0x1p-124f;  // below, a quarter may be less than BF16's normal numbers
 
-// Codes of an ordinary block in out[0..1].
+// Least magnitude of a block; with NaN, something.
 template <bool kPairs>
-__device__ __forceinline__ void code_fast(const BlockValues& b, float factor, bool stochastic,
-                                          const PhiloxBits& bits, uint32_t* out) {
+__device__ __forceinline__ float least_value(const BlockValues& b) {
+  if (kPairs) {
+    uint32_t low = b.word[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) low = pair_min(low, b.word[i]);
+    low = pair_min(low, low >> 16);
+    return float_of(low << 16 & 0x7FFF0000u);
+  }
+  float low = fabsf(b.v[0]);
+#pragma unroll
+  for (int i = 1; i < kQuantBlock; ++i) low = fminf(low, fabsf(b.v[i]));
+  return low;
+}
+
+// What a block is before it is coded: its extremes, and how many of its values are not zero.
+struct BlockExtremes {
+  float largest;  // NaN when there is one
+  float least;
+  uint32_t nonzero;
+};
+
+// Whether the short way holds for a block and its factor into codes: everything is finite, and neither
+// products with the lowered factor nor a rotation's factor left out meet the ends of the range. Also counts
+// values that are not zero.
+template <int kShift>
+__device__ __forceinline__ bool is_ordinary(const BlockValues& b, float factor, BlockExtremes& e) {
+  constexpr float kLeast = kShift == 0 ? 0x1p-149f : kNearlyNone, kMost = kShift == 0 ? kFloatMax : 0x1p100f;
+  constexpr float kLeastFactor = 0x1p-100f;
+  e.nonzero = kQuantBlock;
+  if (e.least >= kLeast && e.largest <= kMost && factor >= kLeastFactor) return true;
+  uint32_t small = 0, zeros = 0;
+#pragma unroll
+  for (int i = 0; i < kQuantBlock; ++i) {
+    zeros += b.v[i] == 0.0f ? 1u : 0u;
+    if (kShift != 0) small += fabsf(b.v[i]) < kNearlyNone ? 1u : 0u;
+  }
+  e.nonzero -= zeros;
+  return e.largest <= kMost && factor >= kLeastFactor && (kShift == 0 || small == zeros);
+}
+
+// Codes of an ordinary block in out[0..1]; returns how many values are above 6 once multiplied.
+template <bool kPairs, bool kStochastic>
+__device__ __forceinline__ float code_fast(const BlockValues& b, float factor, const PhiloxBits& bits,
+                                           uint32_t* out) {
+  float clipped = 0.0f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float* v = b.v + 8 * h;
-    const uint32_t magnitudes =
-        stochastic ? stochastic_magnitudes(v, 0.125f * factor, bits.word[2 * h], bits.word[2 * h + 1])
-                   : nearest_magnitudes(v, factor);
-    out[h] = magnitudes | (kPairs ? signs_of_pairs(b.word + 4 * h) : signs_of_floats(v));
+    if (kStochastic) {
+      out[h] = stochastic_codes(v, 0x1p-14f * factor, bits.word[2 * h], bits.word[2 * h + 1], clipped);
+    } else {
+      out[h] = nearest_magnitudes(v, factor, clipped) |
+               (kPairs ? signs_of_pairs(b.word + 4 * h) : signs_of_floats(v));
+    }
   }
+  return clipped;
 }
 
 // Largest magnitude, NaN when there is one.
 template <bool kPairs>
 __device__ __forceinline__ float amax_or_nan(const BlockValues& b) {
   if (kPairs) {
-    uint32_t top = 0;
+    uint32_t top = b.word[0];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) top = pair_max(top, b.word[i]);
+    for (int i = 1; i < 8; ++i) top = pair_max(top, b.word[i]);
     top = pair_max(top, top >> 16);
     return float_of((top & 0x7FFFu) << 16);
   }
@@ -161,37 +231,6 @@ __device__ __forceinline__ float amax_or_nan(const BlockValues& b) {
 #pragma unroll
   for (int i = 0; i < kQuantBlock; ++i) top = max_or_nan(top, fabsf(b.v[i]));
   return top;
-}
-
-// Values of an ordinary block that are not zero.
-template <bool kPairs>
-__device__ __forceinline__ uint32_t nonzero_values(const BlockValues& b) {
-  bool all;
-  if (kPairs) {
-    uint32_t low = b.word[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) low = pair_min(low, b.word[i]);
-    all = (low & 0x7FFFu) != 0u && (low & 0x7FFF0000u) != 0u;
-  } else {
-    float low = fabsf(b.v[0]);
-#pragma unroll
-    for (int i = 1; i < kQuantBlock; ++i) low = fminf(low, fabsf(b.v[i]));
-    all = low > 0.0f;
-  }
-  if (all) return kQuantBlock;
-  uint32_t count = 0;
-#pragma unroll
-  for (int i = 0; i < kQuantBlock; ++i) count += b.v[i] != 0.0f ? 1u : 0u;
-  return count;
-}
-
-// Values of an ordinary block above 6 once multiplied.
-__device__ __forceinline__ uint32_t clipped_values(const BlockValues& b, float amax, float factor) {
-  if (!(amax * factor > kE2m1Max)) return 0;
-  uint32_t count = 0;
-#pragma unroll
-  for (int i = 0; i < kQuantBlock; ++i) count += fabsf(b.v[i]) * factor > kE2m1Max ? 1u : 0u;
-  return count;
 }
 
 }  // namespace fp4t::cuda

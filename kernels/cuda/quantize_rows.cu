@@ -6,6 +6,7 @@ namespace fp4t::cuda {
 
 namespace {
 
+template <bool kStochastic>
 __global__ void __launch_bounds__(kQuantThreads, 3) encode_rows(QuantJob job) {
   __shared__ FactorTable table;
   int row, block;
@@ -39,9 +40,11 @@ __global__ void __launch_bounds__(kQuantThreads, 3) encode_rows(QuantJob job) {
       place.number = draw_base + static_cast<uint64_t>(at / kQuantBlock);
       widen(b[pass].word, b[pass].v);
       CodedBlock coded;
-      if (!encode_plain<true, false>(job, place, table, b[pass], job.counts != nullptr, coded, counts) &&
+      const auto truth = [&](float(&v)[kQuantBlock]) { copy_values(b[pass], v); };
+      if (!encode_plain<true, kStochastic, false, 0>(job, place, table, b[pass], truth, job.counts != nullptr,
+                                                     coded, counts) &&
           job.counts) {
-        counts.value[kCountNonFinite] += count_non_finite(b[pass].word);
+        count_rare(job, kCountNonFinite, count_non_finite(b[pass].word));
       }
       *reinterpret_cast<uint2*>(job.codes + (t.elements_before + at) / 2) =
           make_uint2(coded.word[0], coded.word[1]);
@@ -60,7 +63,12 @@ bool takes_rows(const QuantJob& job, Coder coder) {
 
 void launch_rows(Queue& queue, const QuantJob& job) {
   const Context& c = context_of(queue);
-  encode_rows<<<static_cast<unsigned>(c.sm_count * 3), kQuantThreads, 0, c.stream>>>(job);
+  const unsigned grid = static_cast<unsigned>(c.sm_count * 3);
+  if (job.spec.rounding == Rounding::kStochastic) {
+    encode_rows<true><<<grid, kQuantThreads, 0, c.stream>>>(job);
+  } else {
+    encode_rows<false><<<grid, kQuantThreads, 0, c.stream>>>(job);
+  }
   check_launch(Quantize::kName);
 }
 

@@ -7,8 +7,9 @@ namespace fp4t::cuda {
 
 struct StripeJob {
   QuantJob column;
-  QuantJob row;                // read with the first, where both are asked for
-  uint32_t flip[kQuantBlock];  // signs of the rotation, for two columns side by side
+  QuantJob row;                     // read with the first, where both are asked for
+  uint32_t flip[kQuantBlock];       // signs of the rotation, for two columns side by side
+  uint32_t flip_high[kQuantBlock];  // for one, as FP32
 };
 
 // Whether the kernels here code `job`: rule amax in 1x16 blocks, no rotation longer than a block, aligned

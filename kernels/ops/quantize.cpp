@@ -77,11 +77,13 @@ void QuantizeBoth::check() const {
 
 bool share_a_reading(const QuantSpec& row, const QuantSpec& column) {
   const auto simple = [](const QuantSpec& s) {
-    return s.format == Format::kNvfp4 && s.block == BlockShape::k1x16 && s.scale_rule == ScaleRule::kAmax &&
+    return s.format == Format::kNvfp4 && s.scale_rule == ScaleRule::kAmax &&
            s.rounding != Rounding::kMsEden && s.scale_scope == ScaleScope::kTensor;
   };
-  return simple(row) && simple(column) && row.hadamard == 0 &&
-         (column.hadamard == 0 || column.hadamard == 16);
+  if (!simple(row) || !simple(column) || row.rounding != column.rounding || row.hadamard != 0) return false;
+  // The codes of a 16x16 block and of its transpose are the same ones where nothing is drawn.
+  if (row.block == BlockShape::k16x16) return row == column && row.rounding == Rounding::kNearest;
+  return column.block == BlockShape::k1x16 && (column.hadamard == 0 || column.hadamard == 16);
 }
 
 void Dequantize::check() const {

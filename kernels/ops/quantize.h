@@ -42,9 +42,9 @@ struct QuantizeBoth {
   void check() const;
 };
 
-// Whether a GPU reads x once for both: 1x16 blocks by rule amax with one scale a group, and no rotation but
-// one of a block along the columns. Otherwise QuantizeBoth only runs one op after the other, and whoever has
-// other uses for the memory need not hold both results at once.
+// Whether a GPU reads x once for both: blocks by rule amax with one scale a group, rounded alike, of 1x16
+// with no rotation but one of a block along the columns, or of 16x16 to nearest. Otherwise QuantizeBoth only
+// runs one op after the other, and whoever has other uses for the memory need not hold both results at once.
 bool share_a_reading(const QuantSpec& row, const QuantSpec& column);
 
 // What a dequantised value contains.

@@ -184,6 +184,7 @@ std::vector<Case> cases() {
       {"column nearest rotated 16", {{rotated_nearest, kColumn}}},
       {"row four_over_six", {{four, kRow}}},
       {"row 16x16", {{square, kRow}}},
+      {"row 16x16 + column 16x16 together, counted", {{square, kRow}, {square, kColumn}}, 1, true, true},
       {"row ms_eden 128", {{eden, kRow}}},
       {"column ms_eden 128", {{eden, kColumn}}},
       {"row mxfp8 + column mxfp8", {{mxfp8, kRow}, {mxfp8, kColumn}}},

@@ -199,10 +199,14 @@ TEST(Quantize, one_reading_serves_plain_blocks_alone) {
   row_scope.scale_scope = ScaleScope::kRow;
   EXPECT_TRUE(share_a_reading(plain, plain));
   EXPECT_TRUE(share_a_reading(plain, rotated));
+  EXPECT_FALSE(share_a_reading(square, square)) << "drawn";
+  square.rounding = Rounding::kNearest;
+  EXPECT_TRUE(share_a_reading(square, square));
   for (const QuantSpec& other : {four, square, QuantSpec{.format = Format::kMxfp8}, QuantSpec{}}) {
     EXPECT_FALSE(share_a_reading(other, plain)) << describe(other);
     EXPECT_FALSE(share_a_reading(plain, other)) << describe(other);
   }
+  EXPECT_FALSE(share_a_reading(QuantSpec{.format = Format::kNvfp4}, plain));
   EXPECT_FALSE(share_a_reading(row_scope, plain));
   EXPECT_FALSE(share_a_reading(rotated, plain));
   EXPECT_FALSE(share_a_reading(plain, long_rotation));

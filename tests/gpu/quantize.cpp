@@ -229,6 +229,31 @@ TEST(GpuQuantize, both_orientations_together_are_bitwise) {
   }
 }
 
+TEST(GpuQuantize, a_weight_and_its_transpose_together_are_bitwise) {
+  uint64_t seed = 500;
+  for (ScaleRound round : {ScaleRound::kFp32, ScaleRound::kPow2}) {
+    for (auto [groups, rows, cols] : {std::tuple<int64_t, int64_t, int64_t>{1, 128, 128},
+                                      {3, 64, 384},
+                                      {5, 192, 256},
+                                      {2, 80, 128},
+                                      {2, 64, 96}}) {
+      QuantSpec spec{.format = Format::kNvfp4, .block = BlockShape::k16x16, .scale_round = round};
+      SCOPED_TRACE(describe(spec) + " " + std::to_string(groups) + " x " + std::to_string(rows) + " x " +
+                   std::to_string(cols));
+      Mirror m;
+      const TensorView x = rough(m, groups * rows, cols, ++seed);
+      Bf16* values = x.as<Bf16>();
+      values[17] = {0x7FC0}, values[cols + 40] = {0xFF80}, values[5 * cols + 90] = {0x8000};
+      if (groups > 1) std::fill(values + rows * cols, values + (rows + 16) * cols, Bf16{0});
+      QuantizeBoth op{quantize(m, x, spec, Orientation::kRow, groups, GroupAxis::kRows),
+                      quantize(m, x, spec, Orientation::kColumn, groups, GroupAxis::kRows)};
+      for (Quantize* q : {&op.row, &op.column}) q->stats = m.zeros(DType::kF64, {kNumQuantStats});
+      m.check(op);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
 TEST(GpuQuantize, unaligned_memory_is_bitwise) {
   for (const QuantSpec& spec : all_specs()) {
     if (spec.hadamard > 16 || spec.signs == Signs::kFresh) continue;
