@@ -160,12 +160,31 @@ Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandF
   return {{}, false, codes, {}};
 }
 
+// What dgrad will multiply, where it can be made in one reading with fprop's codes and is not there yet.
+Linear::Cached* Linear::transpose_to_make(const Call& call, const OperandForm& fprop) {
+  if (call.pass.backward == nullptr) return nullptr;
+  const OperandForm dgrad = form_of(call, GemmRole::kDgrad, OperandRole::kWeight);
+  if (!is_cacheable(dgrad) || dgrad.from_forward || !share_a_reading(fprop.spec, dgrad.spec)) return nullptr;
+  Cached* c = cached(dgrad);
+  return c->valid ? nullptr : c;
+}
+
 QuantView Linear::forward_weight(const Call& call, ScratchScope& scope, const OperandForm& form,
                                  bool counted) {
   const Quantising what{GemmRole::kFprop, OperandRole::kWeight, Orientation::kRow, counted};
   if (Cached* c = cached(form)) {
     if (!c->valid) {
-      quantise(call, what, stacked_weight(), {}, {}, c->held.codes);
+      const Quantize op = quantising(call, what, stacked_weight(), {}, {}, c->held.codes);
+      Cached* turned = counted ? transpose_to_make(call, form) : nullptr;
+      if (turned) {
+        const Quantising column{GemmRole::kDgrad, OperandRole::kWeight, Orientation::kColumn, counted};
+        run(call.queue,
+            QuantizeBoth{.row = op,
+                         .column = quantising(call, column, stacked_weight(), {}, {}, turned->held.codes)});
+        turned->valid = true;
+      } else {
+        run(call.queue, op);
+      }
       c->valid = true;
     }
     return c->held.codes;

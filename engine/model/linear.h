@@ -95,6 +95,7 @@ class Linear {
                 const TensorView& input_scale, const QuantView& out);
 
   Cached* cached(const OperandForm& form);
+  Cached* transpose_to_make(const Call& call, const OperandForm& fprop);
   TensorView stacked_weight() const;  // [matrices * out, in]
   // Remembers as what a product ran; call after it.
   void note(const Queue& queue, GemmRole gemm, const Operand& a, const Operand& b);

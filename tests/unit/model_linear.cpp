@@ -110,6 +110,35 @@ TEST(ModelLinear, a_layer_takes_the_scratch_that_the_plan_prices) {
   }
 }
 
+// A training forward makes what dgrad multiplies beside its own codes; a sampler's leaves it to backward.
+TEST(ModelLinear, when_a_weight_is_coded_changes_no_gradient) {
+  for (const Module module : {Module::kAttnQkv, Module::kExpertsDown}) {
+    std::vector<uint8_t> dx_bytes[2], dw_bytes[2];
+    for (const bool early : {false, true}) {
+      Bench b(nvidia_nvfp4_cells(), module);
+      const TensorView x = b.random("x", {kTokens, b.site.in}, 1),
+                       dy = b.random("dy", {kTokens, b.site.out}, 2);
+      const TensorView y = b.arena.take("y", b.plan.act, {kTokens, b.site.out});
+      const TensorView dx = b.arena.take("dx", b.plan.act, {kTokens, b.site.in});
+      if (!early) b.linear->prepare_forward(b.call());
+      b.linear->forward(b.call(), x, b.offsets(), {}, y);
+      const double of_dgrad =
+          b.stats.as<double>()[stats_row(GemmRole::kDgrad, OperandRole::kWeight) * kNumQuantStats +
+                               kStatElements];
+      EXPECT_EQ(of_dgrad > 0, early);
+      b.linear->backward(b.call(), x, {}, dy, b.offsets(), dx);
+      const auto copy = [](const TensorView& v) {
+        const auto* bytes = static_cast<const uint8_t*>(v.data);
+        return std::vector<uint8_t>(bytes, bytes + v.bytes());
+      };
+      dx_bytes[early] = copy(dx);
+      dw_bytes[early] = copy(b.weight->gradient);
+    }
+    EXPECT_EQ(dx_bytes[0], dx_bytes[1]) << name_of(module);
+    EXPECT_EQ(dw_bytes[0], dw_bytes[1]) << name_of(module);
+  }
+}
+
 // BF16 backward on fprop's operands: the products of exactly the decoded values.
 TEST(ModelLinear, backward_from_forward_multiplies_what_fprop_multiplied) {
   for (const Module module : {Module::kAttnQkv, Module::kExpertsGateUp}) {
