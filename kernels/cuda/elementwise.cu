@@ -107,7 +107,16 @@ struct HalfRows {
   }
 };
 
-template <class T>
+// Whether e^-|x| needs no care for subnormal results, for all of a vector; false with a NaN.
+__device__ __forceinline__ bool all_within_87(const float (&x)[kVector]) {
+  bool within = true;
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) within = within && fabsf(x[k]) <= 87.0f;
+  return within;
+}
+
+// kClamped: with a limit.
+template <class T, bool kClamped>
 struct Swiglu {
   const T* gate_up;
   T* out;
@@ -115,8 +124,11 @@ struct Swiglu {
   int64_t width;
   float limit;
 
-  __device__ float value(float gate, float up) const {
-    return silu_f32(limit_above(gate, limit)) * limit_below(limit_above(up, limit), -limit);
+  __device__ void clamp(float& gate, float& up) const {
+    if constexpr (kClamped) {
+      gate = limit_above(gate, limit);
+      up = limit_below(limit_above(up, limit), -limit);
+    }
   }
   __device__ void vector(int64_t i) const {
     const T* row = gate_up + rows.place(i);
@@ -124,17 +136,29 @@ struct Swiglu {
     load_vector(row, gate);
     load_vector(row + width, up);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) gate[k] = value(gate[k], up[k]);
-    store_vector(gate, out + i);
+    for (int k = 0; k < kVector; ++k) clamp(gate[k], up[k]);
+    if (all_within_87(gate)) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        const float e = exp_f32_87(-fabsf(gate[k]));
+        gate[k] = gate[k] * fp4t::detail::over_one_plus(gate[k] < 0.0f ? e : 1.0f, e) * up[k];
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) gate[k] = silu_f32(gate[k]) * up[k];
+    }
+    store_computed(gate, out + i);
   }
   __device__ void element(int64_t i) const {
     const T* row = gate_up + rows.place(i);
-    out[i] = from_f32<T>(value(to_f32(row[0]), to_f32(row[width])));
+    float gate = to_f32(row[0]), up = to_f32(row[width]);
+    clamp(gate, up);
+    out[i] = from_f32<T>(silu_f32(gate) * up);
   }
 };
 
 // A clamped operand has gradient zero.
-template <class T>
+template <class T, bool kClamped>
 struct SwigluGrad {
   const T* gate_up;
   const T* dout;
@@ -143,11 +167,15 @@ struct SwigluGrad {
   int64_t width;
   float limit;
 
-  __device__ void value(float& gate, float& up, float grad) const {
-    const float g = limit_above(gate, limit), u = limit_below(limit_above(up, limit), -limit);
-    const float dgate = grad * u * silu_grad_f32(g), dup = grad * silu_f32(g);
-    gate = gate > limit ? 0.0f : dgate;
-    up = fabsf(up) > limit ? 0.0f : dup;
+  // exp(e) for e = -|gate|.
+  template <class Exp>
+  __device__ void value(float& gate, float& up, float grad, const Exp& exp) const {
+    const float g = kClamped ? limit_above(gate, limit) : gate;
+    const float u = kClamped ? limit_below(limit_above(up, limit), -limit) : up;
+    const SiluGrad silu = silu_and_grad(g, exp(-fabsf(g)));
+    const float dgate = grad * u * silu.grad, dup = grad * silu.value;
+    gate = kClamped && gate > limit ? 0.0f : dgate;
+    up = kClamped && fabsf(up) > limit ? 0.0f : dup;
   }
   __device__ void vector(int64_t i) const {
     const int64_t at = rows.place(i);
@@ -155,50 +183,58 @@ struct SwigluGrad {
     load_vector(gate_up + at, gate);
     load_vector(gate_up + at + width, up);
     load_vector(dout + i, grad);
+    if (all_within_87(gate)) {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) value(gate[k], up[k], grad[k]);
-    store_vector(gate, dgate_up + at);
-    store_vector(up, dgate_up + at + width);
+      for (int k = 0; k < kVector; ++k) value(gate[k], up[k], grad[k], [](float x) { return exp_f32_87(x); });
+    } else {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) value(gate[k], up[k], grad[k], [](float x) { return exp_f32(x); });
+    }
+    store_computed(gate, dgate_up + at);
+    store_computed(up, dgate_up + at + width);
   }
   __device__ void element(int64_t i) const {
     const int64_t at = rows.place(i);
     float gate = to_f32(gate_up[at]), up = to_f32(gate_up[at + width]);
-    value(gate, up, to_f32(dout[i]));
+    value(gate, up, to_f32(dout[i]), [](float x) { return exp_f32(x); });
     dgate_up[at] = from_f32<T>(gate);
     dgate_up[at + width] = from_f32<T>(up);
   }
 };
 
-// No clamp is a clamp at infinity.
-float clamp_limit(float clamp) { return clamp > 0.0f ? clamp : std::numeric_limits<float>::infinity(); }
-
 }  // namespace
 
 void run(Queue& queue, const SwigluForward& op) {
+  const int64_t n = op.out.elements(), width = op.out.dim(1);
+  const bool vectors = width % kVector == 0 && aligned16(op.gate_up.data) && aligned16(op.out.data);
   for_float_type(op.out.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t width = op.out.dim(1);
-    const Swiglu<T> body{op.gate_up.as<T>(), op.out.as<T>(), HalfRows(width, op.out.elements()), width,
-                         clamp_limit(op.clamp)};
-    launch(queue, op.kName, op.out.elements(),
-           width % kVector == 0 && aligned16(body.gate_up) && aligned16(body.out), body);
+    const HalfRows rows(width, n);
+    if (op.clamp > 0.0f) {
+      launch(queue, op.kName, n, vectors,
+             Swiglu<T, true>{op.gate_up.as<T>(), op.out.as<T>(), rows, width, op.clamp});
+    } else {
+      launch(queue, op.kName, n, vectors,
+             Swiglu<T, false>{op.gate_up.as<T>(), op.out.as<T>(), rows, width, 0.0f});
+    }
   });
 }
 
 void run(Queue& queue, const SwigluBackward& op) {
+  const int64_t n = op.dout.elements(), width = op.dout.dim(1);
+  const bool vectors = width % kVector == 0 && aligned16(op.gate_up.data) && aligned16(op.dout.data) &&
+                       aligned16(op.dgate_up.data);
   for_float_type(op.dout.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t width = op.dout.dim(1);
-    const SwigluGrad<T> body{op.gate_up.as<T>(),
-                             op.dout.as<T>(),
-                             op.dgate_up.as<T>(),
-                             HalfRows(width, op.dout.elements()),
-                             width,
-                             clamp_limit(op.clamp)};
-    launch(
-        queue, op.kName, op.dout.elements(),
-        width % kVector == 0 && aligned16(body.gate_up) && aligned16(body.dout) && aligned16(body.dgate_up),
-        body);
+    const HalfRows rows(width, n);
+    const T *gate_up = op.gate_up.as<T>(), *dout = op.dout.as<T>();
+    T* dgate_up = op.dgate_up.as<T>();
+    if (op.clamp > 0.0f) {
+      launch(queue, op.kName, n, vectors,
+             SwigluGrad<T, true>{gate_up, dout, dgate_up, rows, width, op.clamp});
+    } else {
+      launch(queue, op.kName, n, vectors, SwigluGrad<T, false>{gate_up, dout, dgate_up, rows, width, 0.0f});
+    }
   });
 }
 

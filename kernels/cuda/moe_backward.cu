@@ -43,16 +43,7 @@ __device__ __forceinline__ void unpack16(const char* p, float (&out)[4], float) 
   out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w;
 }
 
-// Two BF16 in one instruction, nearest even; a NaN that arithmetic made keeps its bits.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-__device__ __forceinline__ void pack16(const float (&x)[8], Bf16* p) {
-  *reinterpret_cast<uint4*>(p) =
-      make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-}
+__device__ __forceinline__ void pack16(const float (&x)[8], Bf16* p) { store_computed(x, p); }
 __device__ __forceinline__ void pack16(const float (&x)[4], float* p) {
   *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
 }

@@ -17,7 +17,8 @@ namespace fp4t::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;  // of the second and third launch
+constexpr int kThreads = 256;   // of the second and third launch
+constexpr int kMostWarps = 16;  // of the first
 constexpr int kScanScratch = 32;
 
 struct RouteArgs {
@@ -34,35 +35,31 @@ struct RouteArgs {
   int32_t* counts;  // [experts]
 };
 
-// Shared memory of the first launch, in words.
+// Shared memory of the first launch, in words. Keys and choices are there for `warps` warps.
 struct RouteShared {
-  int stride, sums, masks, keys, chosen, total;
+  int stride, sums, masks, offsets, scratch, keys, chosen, total;
 };
 __host__ __device__ inline RouteShared route_shared(int num_experts, int top_k, int rows, int warps) {
   RouteShared s{};
   s.stride = num_experts | 1;  // odd: a thread a row reads without bank conflicts
   s.sums = rows * s.stride;
   s.masks = s.sums + 32;
-  s.keys = s.masks + num_experts;
+  s.offsets = s.masks + num_experts;
+  s.scratch = s.offsets + num_experts;
+  s.keys = s.scratch + kScanScratch;
   s.chosen = s.keys + warps * num_experts;
-  s.total = s.chosen + warps * top_k + kScanScratch;
+  s.total = s.chosen + warps * top_k;
   return s;
 }
 
-// exp(logit - max), or the finished sigmoid.
-__device__ void unnormalised(const RouteArgs& a, int64_t token, float* row, int lane) {
-  const float* logits = a.logits + token * a.num_experts;
-  if (!a.softmax) {
-    for (int e = lane; e < a.num_experts; e += 32) row[e] = sigmoid_f32(logits[e]);
-    return;
-  }
-  float m = float_of(0xFF800000u);
-  for (int e = lane; e < a.num_experts; e += 32) {
-    row[e] = logits[e];
-    m = fmaxf(m, row[e]);
-  }
-  m = warp_max(m);
-  for (int e = lane; e < a.num_experts; e += 32) row[e] = exp_f32(row[e] - m);
+// Choice `at` of the flat [T, k] is expert e of token r of the block.
+__device__ void write_choice(const RouteArgs& a, int64_t at, int r, const float* row, float chosen_sum,
+                             uint32_t e, uint32_t* masks) {
+  const float divisor = a.normalise ? chosen_sum : 1.0f;
+  const float share = divisor == 0.0f ? 0.0f : row[e] / divisor;
+  a.gates[at] = share * a.gate_scale;
+  a.experts[at] = static_cast<int32_t>(e);
+  atomicOr(&masks[e], 1u << r);
 }
 
 // Unsigned integers in the order of the floats; NaN as +inf, -0 as +0; 0 is below all of them.
@@ -79,43 +76,112 @@ struct Best {
   }
 };
 
-// Finishes the scores of one token, chooses, writes scores, experts and gates, marks the choice in `masks`.
-__device__ void choose(const RouteArgs& a, int64_t token, int r, float* row, float sum, uint32_t* keys,
-                       int32_t* chosen, uint32_t* masks, int lane) {
-  const int n = a.num_experts;
-  float* scores = a.scores + token * n;
-  Best best;
-  for (int e = lane; e < n; e += 32) {
-    const float s = a.softmax ? row[e] / sum : row[e];
-    row[e] = s;
-    scores[e] = s;
-    keys[e] = sortable(s + a.bias[e]);
-    best.see(keys[e], e);
+// What a lane holds of a token: experts lane, lane + 32, ..., kPer of them.
+template <int kPer>
+struct Lane {
+  int lane, n;
+  float bias[kPer];
+
+  __device__ Lane(const RouteArgs& a, int l) : lane(l), n(a.num_experts) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) bias[i] = lane + 32 * i < n ? a.bias[lane + 32 * i] : 0.0f;
   }
-  __syncwarp();
-  float chosen_sum = 0.0f;  // in the order of choice
-  for (int j = 0; j < a.top_k; ++j) {
-    const uint32_t top = __reduce_max_sync(0xFFFFFFFFu, best.key);
-    const uint32_t index = __reduce_min_sync(0xFFFFFFFFu, best.key == top ? best.index : 0xFFFFFFFFu);
-    if (best.index == index) {
-      keys[index] = 0;
-      best = Best{};
-      for (int e = lane; e < n; e += 32) best.see(keys[e], e);
+
+  // exp(logit - max), or the finished sigmoid, into `row`.
+  __device__ void unnormalised(const RouteArgs& a, int64_t token, float* row) const {
+    const float* logits = a.logits + token * n;
+    float x[kPer], m = float_of(0xFF800000u);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) x[i] = lane + 32 * i < n ? logits[lane + 32 * i] : float_of(0xFF800000u);
+    if (a.softmax) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) m = fmaxf(m, x[i]);
+      m = warp_max(m);
     }
-    chosen_sum = chosen_sum + row[index];
-    if (lane == 0) chosen[j] = static_cast<int32_t>(index);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      if (lane + 32 * i < n) row[lane + 32 * i] = a.softmax ? exp_f32(x[i] - m) : sigmoid_f32(x[i]);
+    }
   }
-  __syncwarp();
-  const float divisor = a.normalise ? chosen_sum : 1.0f;
-  for (int j = lane; j < a.top_k; j += 32) {
-    const int32_t e = chosen[j];
-    const float share = divisor == 0.0f ? 0.0f : row[e] / divisor;
-    a.gates[token * a.top_k + j] = share * a.gate_scale;
-    a.experts[token * a.top_k + j] = e;
-    atomicOr(&masks[e], 1u << r);
+
+  // Finishes the scores of one token, chooses, writes scores, experts and gates, marks the choice in `masks`.
+  // Up to 32 choices, one a lane.
+  __device__ void choose(const RouteArgs& a, int64_t token, int r, float* row, float sum,
+                         uint32_t* masks) const {
+    float* scores = a.scores + token * n;
+    uint32_t keys[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      keys[i] = 0;
+      if (lane + 32 * i >= n) continue;
+      const float s = a.softmax ? row[lane + 32 * i] / sum : row[lane + 32 * i];
+      row[lane + 32 * i] = s;
+      scores[lane + 32 * i] = s;
+      keys[i] = sortable(s + bias[i]);
+    }
+    __syncwarp();
+    float chosen_sum = 0.0f;  // in the order of choice
+    uint32_t mine = 0;
+    for (int j = 0; j < a.top_k; ++j) {
+      Best best;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) best.see(keys[i], lane + 32 * i);
+      const uint32_t top = __reduce_max_sync(0xFFFFFFFFu, best.key);
+      const uint32_t index = __reduce_min_sync(0xFFFFFFFFu, best.key == top ? best.index : 0xFFFFFFFFu);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) keys[i] = index == static_cast<uint32_t>(lane + 32 * i) ? 0 : keys[i];
+      chosen_sum = chosen_sum + row[index];
+      mine = lane == j ? index : mine;
+    }
+    if (lane < a.top_k) write_choice(a, token * a.top_k + lane, r, row, chosen_sum, mine, masks);
+    __syncwarp();
   }
-  __syncwarp();  // the next token uses `keys` and `chosen` again
-}
+};
+
+// More experts or choices than registers take: the same from shared memory.
+template <>
+struct Lane<0> {
+  int lane, n;
+  uint32_t* keys;  // of this warp
+  int32_t* chosen;
+
+  __device__ void unnormalised(const RouteArgs& a, int64_t token, float* row) const {
+    const float* logits = a.logits + token * n;
+    float m = float_of(0xFF800000u);
+    for (int e = lane; e < n; e += 32) m = fmaxf(m, logits[e]);
+    m = warp_max(m);
+    for (int e = lane; e < n; e += 32) row[e] = a.softmax ? exp_f32(logits[e] - m) : sigmoid_f32(logits[e]);
+  }
+
+  __device__ void choose(const RouteArgs& a, int64_t token, int r, float* row, float sum,
+                         uint32_t* masks) const {
+    Best best;
+    for (int e = lane; e < n; e += 32) {
+      row[e] = a.softmax ? row[e] / sum : row[e];
+      a.scores[token * n + e] = row[e];
+      keys[e] = sortable(row[e] + a.bias[e]);
+      best.see(keys[e], e);
+    }
+    __syncwarp();
+    float chosen_sum = 0.0f;
+    for (int j = 0; j < a.top_k; ++j) {
+      const uint32_t top = __reduce_max_sync(0xFFFFFFFFu, best.key);
+      const uint32_t index = __reduce_min_sync(0xFFFFFFFFu, best.key == top ? best.index : 0xFFFFFFFFu);
+      if (best.index == index) {
+        keys[index] = 0;
+        best = Best{};
+        for (int e = lane; e < n; e += 32) best.see(keys[e], e);
+      }
+      chosen_sum = chosen_sum + row[index];
+      if (lane == 0) chosen[j] = static_cast<int32_t>(index);
+    }
+    __syncwarp();
+    for (int j = lane; j < a.top_k; j += 32) {
+      write_choice(a, token * a.top_k + j, r, row, chosen_sum, static_cast<uint32_t>(chosen[j]), masks);
+    }
+    __syncwarp();  // the next token uses `keys` and `chosen` again
+  }
+};
 
 // offsets[e], in shared memory: tokens of the experts before e. Block 0 writes the tensor too.
 template <class Count>
@@ -150,49 +216,52 @@ __device__ void place(const RouteArgs& a, const Base& base, const Mask& mask) {
   }
 }
 
-__global__ void choose_experts(RouteArgs a) {
+template <int kPer>
+__global__ void __launch_bounds__(kMostWarps * 32) choose_experts(RouteArgs a) {
   extern __shared__ float shared[];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
-  const RouteShared at = route_shared(a.num_experts, a.top_k, a.rows, warps);
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int warp = thread / 32, warps = threads / 32;
+  const RouteShared at = route_shared(a.num_experts, a.top_k, a.rows, kPer == 0 ? warps : 0);
   float *rows = shared, *sums = shared + at.sums;
   auto* masks = reinterpret_cast<uint32_t*>(shared + at.masks);
-  auto* all_keys = reinterpret_cast<uint32_t*>(shared + at.keys);
-  auto* chosen = reinterpret_cast<int32_t*>(shared + at.chosen) + warp * a.top_k;
-  auto* scratch = reinterpret_cast<int*>(shared + at.total - kScanScratch);
+  auto* offsets = reinterpret_cast<int32_t*>(shared + at.offsets);
+  auto* scratch = reinterpret_cast<int*>(shared + at.scratch);
+  const auto lane = [&] {
+    if constexpr (kPer > 0) {
+      return Lane<kPer>(a, thread % 32);
+    } else {
+      return Lane<0>{thread % 32, a.num_experts,
+                     reinterpret_cast<uint32_t*>(shared + at.keys) + warp * a.num_experts,
+                     reinterpret_cast<int32_t*>(shared + at.chosen) + warp * a.top_k};
+    }
+  }();
 
   const int64_t first = int64_t{blockIdx.x} * a.rows;
   const int64_t left = a.tokens - first;
   const int count = static_cast<int>(left < a.rows ? left : a.rows);
-  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += static_cast<int>(blockDim.x)) {
-    masks[e] = 0;
-  }
-  for (int r = warp; r < count; r += warps) unnormalised(a, first + r, rows + r * at.stride, lane);
+  for (int e = thread; e < a.num_experts; e += threads) masks[e] = 0;
+  for (int r = warp; r < count; r += warps) lane.unnormalised(a, first + r, rows + r * at.stride);
   __syncthreads();
-  if (a.softmax && static_cast<int>(threadIdx.x) < count) {
-    const float* row = rows + static_cast<int>(threadIdx.x) * at.stride;
+  if (a.softmax && thread < count) {
+    const float* row = rows + thread * at.stride;
     float sum = 0.0f;
 #pragma unroll 16
     for (int e = 0; e < a.num_experts; ++e) sum = sum + row[e];
-    sums[threadIdx.x] = sum;
+    sums[thread] = sum;
   }
   __syncthreads();
   for (int r = warp; r < count; r += warps) {
-    choose(a, first + r, r, rows + r * at.stride, a.softmax ? sums[r] : 1.0f, all_keys + warp * a.num_experts,
-           chosen, masks, lane);
+    lane.choose(a, first + r, r, rows + r * at.stride, a.softmax ? sums[r] : 1.0f, masks);
   }
   __syncthreads();
   if (gridDim.x == 1) {
-    auto* offsets = reinterpret_cast<int32_t*>(all_keys);
     expert_offsets(
         a, [&](int e) { return __popc(masks[e]); }, offsets, scratch);
     place(
         a, [&](int e) { return offsets[e]; }, [&](int e) { return masks[e]; });
     return;
   }
-  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += static_cast<int>(blockDim.x)) {
-    a.masks[e * a.blocks + blockIdx.x] = masks[e];
-  }
+  for (int e = thread; e < a.num_experts; e += threads) a.masks[e * a.blocks + blockIdx.x] = masks[e];
 }
 
 // One block an expert.
@@ -223,19 +292,30 @@ __global__ void __launch_bounds__(kThreads) place_rows(RouteArgs a) {
 
 // Tokens and warps of a block: as many as fit in shared memory.
 struct RoutePlan {
+  bool registers;
   int rows, warps;
   int64_t shared_bytes;
 };
 RoutePlan route_plan(int num_experts, int top_k, int64_t shared_limit) {
-  RoutePlan plan{32, 16, 0};
+  RoutePlan plan{num_experts <= 512 && top_k <= 32, 32, kMostWarps, 0};
   while (true) {
-    plan.shared_bytes = int64_t{4} * route_shared(num_experts, top_k, plan.rows, plan.warps).total;
+    const RouteShared shared = route_shared(num_experts, top_k, plan.rows, plan.registers ? 0 : plan.warps);
+    plan.shared_bytes = int64_t{4} * shared.total;
     if (plan.shared_bytes <= shared_limit) return plan;
     FP4T_CHECK(plan.rows > 1, "route: ", num_experts, " experts need ", plan.shared_bytes,
                " bytes of shared memory, this GPU has ", shared_limit);
     plan.rows /= 2;
     plan.warps = std::min(plan.warps, plan.rows);
   }
+}
+
+template <int kPer>
+void launch_choose(const Context& c, const RoutePlan& plan, const RouteArgs& a) {
+  FP4T_CUDA(cudaFuncSetAttribute(choose_experts<kPer>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(plan.shared_bytes)));
+  choose_experts<kPer><<<static_cast<unsigned>(a.blocks), static_cast<unsigned>(plan.warps * 32),
+                         static_cast<size_t>(plan.shared_bytes), c.stream>>>(a);
+  check_launch(Route::kName);
 }
 
 }  // namespace
@@ -270,19 +350,18 @@ void run(Queue& queue, const Route& op) {
     a.bases = workspace.take<int32_t>(num_experts * blocks);
     a.counts = workspace.take<int32_t>(num_experts);
   }
-  FP4T_CUDA(cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(plan.shared_bytes)));
-  const auto grid = static_cast<unsigned>(blocks);
-  choose_experts<<<grid, static_cast<unsigned>(plan.warps * 32), static_cast<size_t>(plan.shared_bytes),
-                   c.stream>>>(a);
-  check_launch(op.kName);
+  const auto choose = !plan.registers      ? launch_choose<0>
+                      : num_experts <= 128 ? launch_choose<4>
+                      : num_experts <= 256 ? launch_choose<8>
+                                           : launch_choose<16>;
+  choose(c, plan, a);
   if (blocks == 1) return;
   count_before<<<static_cast<unsigned>(num_experts), kThreads, 0, c.stream>>>(a);
   check_launch(op.kName);
   const int64_t offset_bytes = int64_t{4} * num_experts;
   FP4T_CUDA(cudaFuncSetAttribute(place_rows, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(offset_bytes)));
-  place_rows<<<grid, kThreads, static_cast<size_t>(offset_bytes), c.stream>>>(a);
+  place_rows<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(offset_bytes), c.stream>>>(a);
   check_launch(op.kName);
 }
 

@@ -204,14 +204,16 @@ void run(Queue& queue, const RouterLogits& op) {
 
 void run(Queue& queue, const RouterLogitsBackward& op) {
   const int64_t tokens = op.x.dim(0), width = op.x.dim(1), experts = op.weight.dim(0);
-  // dx in plain FP32: of two operands in pieces, running sums on the tensor cores lose too much.
+  const bool whole = experts > 0 && experts % 4 == 0 && aligned16(op.dlogits.data) && aligned16(op.dx.data) &&
+                     aligned16(op.dweight.data);
+  if (tokens > 0 && whole && on_tensor_cores(op.x, op.weight)) {
+    router_dx(queue, op);
+    return router_dweight(queue, op);
+  }
   launch_product<float, float, true, false>(queue, op.kName,
                                             {op.dlogits.data, op.weight.data, tokens, width, experts, experts,
                                              width, op.dx.as<float>(), experts, 0},
                                             1);
-  const bool whole =
-      experts > 0 && experts % 4 == 0 && aligned16(op.dlogits.data) && aligned16(op.dweight.data);
-  if (tokens > 0 && whole && on_tensor_cores(op.x, op.weight)) return router_dweight(queue, op);
   for_float_type(op.x.dtype, [&](auto type) { backward_weight<decltype(type)>(queue, op); });
 }
 

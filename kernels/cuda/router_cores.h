@@ -13,6 +13,7 @@ inline constexpr int64_t kFewTokens = 2048;
 void router_logits_few(Queue& queue, const RouterLogits& op);
 void router_logits_many(Queue& queue, const RouterLogits& op);
 void router_dweight(Queue& queue, const RouterLogitsBackward& op);
+void router_dx(Queue& queue, const RouterLogitsBackward& op);
 
 // total[i] += the sum over slices s, in order, of partial[s * n + i].
 void add_slices(Queue& queue, const float* partial, int64_t n, int64_t slices, float* total);

@@ -16,7 +16,7 @@
 
 namespace fp4t::cuda {
 
-inline constexpr int kRouterChunk = 128;
+inline constexpr int kRouterChunk = 32;
 inline constexpr int kPieces = 3;
 
 // The pieces of two neighbours, packed, largest first.
@@ -30,16 +30,20 @@ __device__ __forceinline__ void split(float low, float high, uint32_t (&piece)[k
   }
 }
 
-// acc += a b over 16 elements for a whole `a` and a `b` in pieces, and the other way round.
-__device__ __forceinline__ void multiply_pieces(float (&acc)[4], const uint32_t (&a)[1][4],
-                                                const uint32_t (&b)[kPieces][2]) {
-#pragma unroll
-  for (int p = kPieces - 1; p >= 0; --p) mma_bf16(acc, a[0], b[p][0], b[p][1]);
-}
-__device__ __forceinline__ void multiply_pieces(float (&acc)[4], const uint32_t (&a)[kPieces][4],
-                                                const uint32_t (&b)[1][2]) {
-#pragma unroll
-  for (int p = kPieces - 1; p >= 0; --p) mma_bf16(acc, a[p], b[0][0], b[0][1]);
-}
+// The products of pieces that count, smallest first, as (piece of a, piece of b); an operand in BF16 is its
+// only piece. Of two operands in pieces, products below 2^-24 of the whole are left out.
+template <int kPiecesA, int kPiecesB>
+struct Products {
+  static constexpr int kCount = kPiecesA * kPiecesB == kPieces * kPieces ? 6 : kPiecesA * kPiecesB;
+  // For two operands in pieces: (0, 2) (1, 1) (2, 0) (0, 1) (1, 0) (0, 0).
+  __host__ __device__ static constexpr int a(int i) {
+    if (kPiecesA == 1) return 0;
+    return kPiecesB == 1 ? kPiecesA - 1 - i : i < 3 ? i : i < 5 ? i - 3 : 0;
+  }
+  __host__ __device__ static constexpr int b(int i) {
+    if (kPiecesB == 1) return 0;
+    return kPiecesA == 1 ? kPiecesB - 1 - i : i < 3 ? 2 - i : i < 5 ? 4 - i : 0;
+  }
+};
 
 }  // namespace fp4t::cuda

@@ -31,4 +31,10 @@ void router_dweight(Queue& queue, const RouterLogitsBackward& op) {
   add_slices(queue, partial, experts * width, slices, op.dweight.as<float>());
 }
 
+void router_dx(Queue& queue, const RouterLogitsBackward& op) {
+  const int64_t tokens = op.x.dim(0), width = op.x.dim(1), experts = op.weight.dim(0);
+  launch_tiles<float, true, float, false, 2, 4, 4, 4>(
+      queue, op.kName, {op.dlogits.data, op.weight.data, tokens, width, experts, op.dx.as<float>(), experts});
+}
+
 }  // namespace fp4t::cuda

@@ -10,7 +10,7 @@
 
 namespace fp4t::cuda {
 
-inline constexpr int kTileDepth = 32;  // of the contraction, a step
+inline constexpr int kTileDepth = kRouterChunk;  // a step, summed by itself
 inline constexpr int kStages = 4;
 inline constexpr int kTileThreads = 256;
 
@@ -107,7 +107,9 @@ struct Tiling {
   static constexpr int kSharedBytes = kStages * kStageBytes;
   using Sums = float[kM][kN][4];
 
+  // One step; pieces outside, sums inside, so that no product waits for the one before it.
   __device__ static void multiply(const char* stage, int m, int n, int lane, Sums& acc) {
+    using P = Products<A::kSplit, B::kSplit>;
 #pragma unroll
     for (int k = 0; k < kTileDepth; k += 16) {
       uint32_t a[kM][A::kSplit][4];
@@ -118,23 +120,25 @@ struct Tiling {
         uint32_t b[2][B::kSplit][2];
         B::fragments(stage + A::kBytes, n + 8 * j, k, lane, b);
 #pragma unroll
-        for (int i = 0; i < kM; ++i) {
-          multiply_pieces(acc[i][j], a[i], b[0]);
-          multiply_pieces(acc[i][j + 1], a[i], b[1]);
+        for (int p = 0; p < P::kCount; ++p) {
+#pragma unroll
+          for (int i = 0; i < kM; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              mma_bf16(acc[i][j + h], a[i][P::a(p)], b[h][P::b(p)][0], b[h][P::b(p)][1]);
+            }
+          }
         }
       }
     }
   }
-  __device__ static void flush(Sums& acc, Sums& total) {
+  __device__ static void add(const Sums& acc, Sums& total) {
 #pragma unroll
     for (int i = 0; i < kM; ++i) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          total[i][j][r] = total[i][j][r] + acc[i][j][r];
-          acc[i][j][r] = 0.0f;
-        }
+        for (int r = 0; r < 4; ++r) total[i][j][r] = total[i][j][r] + acc[i][j][r];
       }
     }
   }
@@ -181,17 +185,17 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     }
     cp_async_commit();
   };
-  typename Tiling::Sums acc = {}, total = {};
+  typename Tiling::Sums total = {};
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) load(s);
   for (int64_t step = 0; step < steps; ++step) {
     cp_async_wait<kStages - 2>();
     __syncthreads();
     load(step + kStages - 1);
+    typename Tiling::Sums acc = {};
     Tiling::multiply(shared + step % kStages * Tiling::kStageBytes, m, n, lane, acc);
-    if ((step + 1) % (kRouterChunk / kTileDepth) == 0) Tiling::flush(acc, total);
+    Tiling::add(acc, total);
   }
-  Tiling::flush(acc, total);  // of zeros, where the last chunk is whole
   Tiling::store(total, p.out + blockIdx.z * p.m * p.n, m0 + m + lane / 4, n0 + n + lane % 4 * 2, p.m, p.n);
 }
 

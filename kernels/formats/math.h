@@ -31,20 +31,19 @@ FP4T_HD float fma_f32(float a, float b, float c) {
 constexpr float kLn2Hi = 0x1.62e430p-1f;
 constexpr float kLn2Lo = -0x1.05c610p-29f;
 
-}  // namespace detail
-
-// e^x. exp(0) = 1, exp(-inf) = 0, below -103.98 exactly 0, above 88.73 +inf.
-FP4T_HD float exp_f32(float x) {
-  using detail::fma_f32;
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
+// e^x = p * 2^k, p in [0.7, 1.42].
+struct ExpParts {
+  float p;
+  int32_t k;
+};
+FP4T_HD ExpParts exp_parts(float x) {
   // Adding 1.5 * 2^23 leaves round(x / ln 2) in the low mantissa bits. For NaN they are arbitrary.
   constexpr float kShift = 0x1.8p23f;
   const float shifted = fma_f32(x, 0x1.715476p0f, kShift);
   const float n = shifted - kShift;
   const int32_t k = static_cast<int32_t>(bits_of(shifted) - 0x4B400000u);
-  float r = fma_f32(n, -detail::kLn2Hi, x);
-  r = fma_f32(n, -detail::kLn2Lo, r);
+  float r = fma_f32(n, -kLn2Hi, x);
+  r = fma_f32(n, -kLn2Lo, r);
   // (e^r - 1 - r) / r^2, minimax on |r| <= ln(2) / 2: relative error of e^r 2^-28.
   float q = 0x1.6a2444p-10f;
   q = fma_f32(q, r, 0x1.1239d6p-7f);
@@ -54,12 +53,27 @@ FP4T_HD float exp_f32(float x) {
   // 1 + r loses bits of r; `lost` is exactly those.
   const float one_plus_r = 1.0f + r;
   const float lost = (1.0f - one_plus_r) + r;
-  const float p = one_plus_r + fma_f32(r * r, q, lost);
+  return {one_plus_r + fma_f32(r * r, q, lost), k};
+}
+
+}  // namespace detail
+
+// e^x. exp(0) = 1, exp(-inf) = 0, below -103.98 exactly 0, above 88.73 +inf.
+FP4T_HD float exp_f32(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const detail::ExpParts e = detail::exp_parts(x);
   // Two factors, so that overflow and subnormal results are rounded by the last multiplication alone.
-  const int32_t half = k >> 1;
+  const int32_t half = e.k >> 1;
   const float first = float_of(static_cast<uint32_t>(half + 127) << 23);
-  const float second = float_of(static_cast<uint32_t>(k - half + 127) << 23);
-  return p * first * second;
+  const float second = float_of(static_cast<uint32_t>(e.k - half + 127) << 23);
+  return e.p * first * second;
+}
+
+// exp_f32(x) where |x| <= 87, the same bits: the result is normal, so that its exponent can be added to.
+FP4T_HD float exp_f32_87(float x) {
+  const detail::ExpParts e = detail::exp_parts(x);
+  return float_of(bits_of(e.p) + (static_cast<uint32_t>(e.k) << 23));
 }
 
 // Natural logarithm. log(1) = 0, log(+-0) = -inf, log(+inf) = +inf, NaN for negative numbers.
@@ -123,13 +137,19 @@ FP4T_HD float sigmoid_f32(float x) {
 // x * sigmoid(x) (silu, swish). -inf gives NaN: a non-finite input stays visible.
 FP4T_HD float silu_f32(float x) { return x * sigmoid_f32(x); }
 
-// d silu(x) / dx = s * (1 + x * (1 - s)) with s = sigmoid(x); 1 - s is sigmoid(-x), without cancellation.
-FP4T_HD float silu_grad_f32(float x) {
-  const float e = exp_f32(x < 0.0f ? x : -x);
+// silu and its derivative s * (1 + x * (1 - s)) with s = sigmoid(x); 1 - s is sigmoid(-x), without
+// cancellation.
+struct SiluGrad {
+  float value, grad;
+};
+// From e = e^-|x|.
+FP4T_HD SiluGrad silu_and_grad(float x, float e) {
   const float small = detail::over_one_plus(e, e);
   const float large = detail::over_one_plus(1.0f, e);
   const bool negative = x < 0.0f;
-  return (negative ? small : large) * detail::fma_f32(x, negative ? large : small, 1.0f);
+  const float s = negative ? small : large;
+  return {x * s, s * detail::fma_f32(x, negative ? large : small, 1.0f)};
 }
+FP4T_HD float silu_grad_f32(float x) { return silu_and_grad(x, exp_f32(x < 0.0f ? x : -x)).grad; }
 
 }  // namespace fp4t
