@@ -185,10 +185,11 @@ __device__ __forceinline__ void clear_depth(const Shared<kTileN>& shared, int st
   named_barrier(1, kConsumerWarps * 32);
 }
 
-// The product of one tile into `acc`.
-template <bool kMnA, bool kMnB, int kTileN, bool kRagged>
+// The product of one tile into `acc`; `meanwhile` runs while the last block is being multiplied.
+template <bool kMnA, bool kMnB, int kTileN, bool kRagged, class Meanwhile>
 __device__ __forceinline__ void multiply_tile(const Tile& tile, const Shared<kTileN>& shared, int group,
-                                              Ring<Shared<kTileN>::kStages>& ring, float (&acc)[kTileN / 2]) {
+                                              Ring<Shared<kTileN>::kStages>& ring, float (&acc)[kTileN / 2],
+                                              const Meanwhile& meanwhile) {
   constexpr uint64_t kDescA = kMnA ? wgmma_descriptor(64 * kTileK * 2, 1024) : wgmma_descriptor(16, 1024);
   constexpr uint64_t kDescB = kMnB ? wgmma_descriptor(64 * kTileK * 2, 1024) : wgmma_descriptor(16, 1024);
   constexpr int kStepA = (kMnA ? 16 * 128 : 32) >> 4, kStepB = (kMnB ? 16 * 128 : 32) >> 4;
@@ -212,6 +213,7 @@ __device__ __forceinline__ void multiply_tile(const Tile& tile, const Shared<kTi
     previous = ring.stage;
     ring.advance();
   }
+  meanwhile();
   wgmma_wait<0>();
   if (previous >= 0 && signals) barrier_arrive(shared.empty(previous));
 }
@@ -369,13 +371,16 @@ template <bool kMnA, bool kMnB, int kTileN, bool kRagged>
 __device__ void consume(const Launch& p, const CUtensorMap* map_out, const Shared<kTileN>& shared) {
   Ring<Shared<kTileN>::kStages> ring;
   Tiles tiles(p, kTileN);
-  Tile tile;
+  Tile tile, following;
+  bool more = tiles.next(following);
   const int warp = threadIdx.x / 32;
   uint32_t staging = shared.staging(warp);
   const uint32_t chunks = 2 * staging + kChunkBytes;
   float acc[kTileN / 2];
-  while (tiles.next(tile)) {
-    multiply_tile<kMnA, kMnB, kTileN, kRagged>(tile, shared, warp / 4, ring, acc);
+  while (more) {
+    tile = following;
+    multiply_tile<kMnA, kMnB, kTileN, kRagged>(tile, shared, warp / 4, ring, acc,
+                                               [&] { more = tiles.next(following); });
     Rows rows{map_out, tile.row + warp * 16, 0, 0, false, false, {1, 1}, {1, 1}};
     rows.count = min(16, tile.row_end - rows.row);
     if (rows.count <= 0) continue;
