@@ -45,19 +45,21 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) forward(Rows in, ForwardOut
     if constexpr (kTopP) {
       __shared__ MassScratch mass;
       if (totals.finite()) {
-        const TopP set = find_top_p(row, in.layout.vocab, in.temperature, totals.max, in.top_p, mass);
+        const float largest = totals.max / in.temperature;
+        const TopP set = find_top_p(row, in.layout.vocab, in.temperature, largest, in.top_p, mass);
         totals =
             set_totals<kVector, kEntropy>(row, in.layout, in.temperature, totals.max, set, target, scratch);
       }
     }
     if (threadIdx.x != 0) continue;
-    const float log_sum = log_f32(totals.sum);
+    const float log_sum = log_f32(totals.sum), largest = totals.max / in.temperature;
     const bool ignored = target == kIgnored;
-    out.lse[t] = totals.max + log_sum;
-    out.log_prob[t] = ignored ? 0.0f : row[target] / in.temperature - totals.max - log_sum;
+    out.lse[t] = largest + log_sum;
+    out.log_prob[t] = ignored ? 0.0f : row[target] / in.temperature - largest - log_sum;
     if constexpr (kEntropy) {
-      const float moment = fabsf(totals.moment) < kLeastMoment ? 0.0f : totals.moment;
-      out.entropy[t] = ignored ? 0.0f : log_sum - moment / totals.sum;
+      // What clamped distances have added stands for nothing.
+      const float mean = totals.moment / totals.sum / in.temperature;
+      out.entropy[t] = ignored ? 0.0f : log_sum - (fabsf(mean) < 0x1p-100f ? 0.0f : mean);
     }
   }
 }
@@ -93,7 +95,7 @@ __device__ __forceinline__ void store_quads(const float (&x)[kCount], T* row, co
                                             int64_t at) {
 #pragma unroll
   for (int q = 0; q < kCount / 4; ++q) {
-    const int64_t begin = at + q * layout.quad_width();
+    const int64_t begin = at + q * quad_width<kVector>();
     if constexpr (kVector) {
       if (begin < layout.vocab) store_quad(x + 4 * q, row + begin);
     } else {
@@ -109,8 +111,9 @@ __device__ __forceinline__ void store_quads(const float (&x)[kCount], T* row, co
 template <bool kVector, class T>
 __device__ void store_zeros(T* row, const RowLayout& layout) {
   const float zeros[4] = {};
-  for (int64_t at = layout.first(); at < layout.vocab; at += layout.quad_width()) {
-    store_quads<kVector>(zeros, row, layout, at);
+  const int64_t width = quad_width<kVector>(), first = first_element<kVector>(layout);
+  for (int64_t begin = 0; begin < layout.vocab; begin += width) {
+    store_quads<kVector>(zeros, row, layout, begin + first);
   }
 }
 
@@ -137,35 +140,35 @@ __global__ void __launch_bounds__(kMaxRowThreads, kTopP ? 2 : 3) backward(Rows i
       const RowTotals totals = row_totals<kVector, false>(row, layout, in.temperature, scratch);
       // Without a finite sum there is no set, and the NaN of lse stays visible.
       masked = totals.finite();
-      largest = totals.max;
+      largest = totals.max / in.temperature;
       if (masked) set = find_top_p(row, layout.vocab, in.temperature, largest, in.top_p, mass);
     }
-    const float lse = out.lse[t];
+    const float lse = out.lse[t], inverse = 1.0f / in.temperature;
+    // p (constant - entropy's weight * log p), over the temperature.
     float constant = (w.lse - w.log_prob) - (w.entropy == 0.0f ? 0.0f : w.entropy * out.entropy[t]);
-    if (!(fabsf(lse) < -kMinusInf)) constant = float_of(0x7FC00000u);
-    for_quads<kVector, 2>(row, layout, in.temperature, [&](const auto& x, int64_t at) {
+    constant = fabsf(lse) < -kMinusInf ? constant / in.temperature : float_of(0x7FC00000u);
+    const float slope = -w.entropy / in.temperature, at_target = w.log_prob / in.temperature;
+    for_quads<kVector, kTopP ? 1 : 2>(row, layout, [&](const auto& x, int64_t at) {
       constexpr int kCount = sizeof(x) / sizeof(float);
       float g[kCount];
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
-        const float log_p = x[j] - lse;
-        float p = log_p < kLeastDistance ? 0.0f : exp_of_distance(log_p);
+        const float log_p = __fmaf_rn(x[j], inverse, -lse);
+        float p = exp2_scaled(fmaxf(log_p, -87.0f), kLog2E);
+        p = log_p < -87.0f ? 0.0f : p;
         if constexpr (kTopP) {
-          const int64_t i = at + j / 4 * layout.quad_width() + j % 4 * layout.step;
-          if (masked && i != target && !set.holds(distance_key(x[j], largest), i)) p = 0.0f;
+          const int64_t i = at + j / 4 * quad_width<kVector>() + j % 4 * layout.step;
+          const bool inside = i == target || set.holds(distance_key(x[j] / in.temperature, largest), i);
+          p = masked && !inside ? 0.0f : p;
         }
-        const float slope = w.entropy != 0.0f ? constant - w.entropy * log_p : constant;
-        g[j] = w.entropy != 0.0f && p == 0.0f ? 0.0f : p * slope;
+        g[j] = p * (w.entropy != 0.0f && p != 0.0f ? constant + slope * log_p : constant);
       }
-      if (target >= at && target < at + kCount / 4 * layout.quad_width()) {
+      if (target >= at && target < at + kCount / 4 * quad_width<kVector>()) {
 #pragma unroll
         for (int j = 0; j < kCount; ++j) {
-          if (at + j / 4 * layout.quad_width() + j % 4 * layout.step == target) g[j] = g[j] + w.log_prob;
+          const int64_t i = at + j / 4 * quad_width<kVector>() + j % 4 * layout.step;
+          if (i == target) g[j] = g[j] + at_target;
         }
-      }
-      if (in.temperature != 1.0f) {
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) g[j] = g[j] / in.temperature;
       }
       store_quads<kVector>(g, grad, layout, at);
     });

@@ -194,23 +194,24 @@ __device__ inline TopP find_top_p(const float* row, int64_t vocab, float tempera
 // Totals over the set of a row that has a distribution, and over its target (-1: none) in any case.
 template <bool kVector, bool kMoment>
 __device__ __forceinline__ RowTotals set_totals(const float* row, const RowLayout& layout, float temperature,
-                                                float largest, const TopP& set, int64_t target,
+                                                float max, const TopP& set, int64_t target,
                                                 RowScratch& scratch) {
-  float sum[4] = {}, moment[4] = {};
-  for_quads<kVector, kSummedQuads>(row, layout, temperature, [&](const auto& x, int64_t at) {
+  const Scale scale(temperature);
+  const float largest = max / temperature;
+  RunningTotals<kMoment> running{scale};
+  running.max = max;
+  for_quads<kVector, kSummedQuads>(row, layout, [&](const auto& x, int64_t at) {
     constexpr int kCount = sizeof(x) / sizeof(float);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const int64_t i = at + j / 4 * layout.quad_width() + j % 4 * layout.step;
-      if (!set.holds(distance_key(x[j], largest), i) && i != target) continue;
-      const float distance = clamped_distance(x[j], largest), weight = exp_of_distance(distance);
-      sum[j % 4] += weight;
-      if constexpr (kMoment) moment[j % 4] += weight * distance;
+      const int64_t i = at + j / 4 * quad_width<kVector>() + j % 4 * layout.step;
+      if (!set.holds(distance_key(x[j] / temperature, largest), i) && i != target) continue;
+      const float distance = scale.distance(x[j], max), weight = scale.weight(distance);
+      running.sum[j % 4] += weight;
+      if constexpr (kMoment) running.moment[j % 4] += weight * distance;
     }
   });
-  return block_merge<kMoment>(
-      {largest, (sum[0] + sum[1]) + (sum[2] + sum[3]), (moment[0] + moment[1]) + (moment[2] + moment[3])},
-      scratch);
+  return block_merge<kMoment>(running.totals(), scale, scratch);
 }
 
 }  // namespace fp4t::cuda

@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2) draw_rows(Draw in) {
       }
       continue;
     }
-    const float largest = totals.max;
+    const float largest = totals.max / in.temperature;
     const bool restricted = in.top_p < 1.0f;
     TopP set{};
     if (restricted) {
       set = find_top_p(row, vocab, in.temperature, largest, in.top_p, mass);
-      totals = set_totals<kVector, false>(row, in.layout, in.temperature, largest, set, -1, scratch);
+      totals = set_totals<kVector, false>(row, in.layout, in.temperature, totals.max, set, -1, scratch);
     }
     int64_t token;
     if (in.greedy) {
