@@ -55,6 +55,12 @@ void Linear::weights_changed() {
   for (Cached& c : cache_) c.valid = false;
 }
 
+void Linear::settle_gradient(Queue& queue) {
+  if (gradient_ != Gradient::kToWrite) return;
+  queue.fill_bytes(param_.gradient.data, 0, param_.gradient.bytes());
+  gradient_ = Gradient::kGiven;
+}
+
 void Linear::prepare_forward(const Call& call) {
   const OperandForm form = form_of(call, GemmRole::kFprop, OperandRole::kWeight);
   if (!is_cacheable(form)) return;
@@ -318,10 +324,11 @@ void Linear::dgrad(const Call& call, const TensorView& dy, const QuantView& code
 void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
                    const QuantView& codes, const TensorView& offsets) {
   // BF16 buffers hold one micro-batch; the plan widens them where several are summed.
-  const bool accumulate = param_.gradient.dtype == DType::kF32;
-  FP4T_CHECK(accumulate || !gradient_written_, param_.info.name,
+  const bool wide = param_.gradient.dtype == DType::kF32;
+  FP4T_CHECK(wide || gradient_ != Gradient::kWritten, param_.info.name,
              ": a second micro-batch needs an FP32 gradient buffer");
-  gradient_written_ = true;
+  const bool accumulate = wide && gradient_ != Gradient::kToWrite;
+  gradient_ = Gradient::kWritten;
   ScratchScope scope(call.scratch);
   const Operand a =
       codes.empty()

@@ -42,7 +42,11 @@ class Linear {
   void weights_changed();
   // Makes the codes that forward multiplies now, where they are kept, so that it need not.
   void prepare_forward(const Call& call);
-  void gradient_zeroed() { gradient_written_ = false; }
+  // An accumulation begins: the next wgrad writes over what the gradient holds.
+  void begin_gradient() { gradient_ = Gradient::kToWrite; }
+  // Zeros where an accumulation has begun and nothing was summed.
+  void settle_gradient(Queue& queue);
+  const Param& param() const { return param_; }
 
   const GemmSite& site() const { return site_; }
   // One line a kind of product that has run: "layers.0 attn.qkv fprop nvfp4 x nvfp4: cpu fp32 fma".
@@ -104,7 +108,8 @@ class Linear {
   Param& param_;
   TensorView stats_;
   std::vector<Cached> cache_;
-  bool gradient_written_ = false;
+  enum class Gradient : uint8_t { kGiven, kToWrite, kWritten };  // kGiven: by whoever filled the buffer
+  Gradient gradient_ = Gradient::kGiven;
   struct Seen {
     GemmRole gemm;
     Format a, b;

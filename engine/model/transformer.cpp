@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "engine/model/rope.h"
 #include "engine/model/transformer_impl.h"
@@ -57,6 +58,15 @@ void Transformer::Impl::enter(Phase next) {
 void Transformer::Impl::forget() {
   kept.reset();
   head->end();
+}
+
+std::vector<Linear*> Transformer::Impl::linears() {
+  std::vector<Linear*> all;
+  for (const Block& block : blocks) {
+    for (Linear* l : block.linears()) all.push_back(l);
+  }
+  all.push_back(&head->linear());
+  return all;
 }
 
 void Transformer::Impl::build_blocks() {
@@ -273,20 +283,22 @@ Transformer::SampleBuffers Transformer::sample_buffers(int64_t rows) {
 }
 
 void Transformer::weights_changed() {
-  for (Block& block : impl_->blocks) {
-    for (Linear* l : block.linears()) l->weights_changed();
-  }
-  impl_->head->linear().weights_changed();
+  for (Linear* l : impl_->linears()) l->weights_changed();
 }
 
 void Transformer::zero_gradients() {
-  for (Param& p : impl_->params.params()) {
-    impl_->queue.fill_bytes(p.gradient.data, 0, p.gradient.bytes());
+  std::set<const Param*> written;
+  for (Linear* l : impl_->linears()) {
+    l->begin_gradient();
+    written.insert(&l->param());
   }
-  for (Block& block : impl_->blocks) {
-    for (Linear* l : block.linears()) l->gradient_zeroed();
+  for (const Param& p : impl_->params.params()) {
+    if (!written.count(&p)) impl_->queue.fill_bytes(p.gradient.data, 0, p.gradient.bytes());
   }
-  impl_->head->linear().gradient_zeroed();
+}
+
+void Transformer::settle_gradients() {
+  for (Linear* l : impl_->linears()) l->settle_gradient(impl_->queue);
 }
 
 void Transformer::update_expert_bias(const std::vector<std::vector<int64_t>>& load) {
@@ -315,10 +327,7 @@ void Transformer::reset_monitors() { impl_->monitors.reset(); }
 
 std::vector<std::string> Transformer::kernels_used() const {
   std::vector<std::string> lines;
-  for (const Block& block : impl_->blocks) {
-    for (const Linear* l : block.linears()) l->append_kernels(lines);
-  }
-  impl_->head->linear().append_kernels(lines);
+  for (const Linear* l : impl_->linears()) l->append_kernels(lines);
   return lines;
 }
 

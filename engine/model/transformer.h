@@ -150,8 +150,10 @@ class Transformer {
   // After parameters changed (optimizer step, load): derived copies and codes are made anew on next use.
   void weights_changed();
 
-  // Sets all gradient buffers to zero: the start of an accumulation.
+  // The start of an accumulation: gradients count as zero. Those of linear layers are first written by the
+  // next backward, or by settle_gradients(), which whoever reads gradients without a backward calls first.
   void zero_gradients();
+  void settle_gradients();
 
   // Balance: moves the selection bias of every MoE layer once, after the last update of a step, from the
   // load that the caller has summed over the step's take_router_sums(). The model itself keeps no state

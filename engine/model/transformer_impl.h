@@ -44,6 +44,7 @@ struct Transformer::Impl {
   enum class Phase : uint8_t { kNone, kTrain, kDecode };
 
   void build_blocks();
+  std::vector<Linear*> linears();  // of all blocks, then the head's
   void enter(Phase next);
   void forget();
   Call make_call(const Pass& pass, int64_t tokens, bool counting);

@@ -21,6 +21,7 @@ void Optimizer::reset() { impl_->updater.reset(); }
 
 StepReport Optimizer::step(const OptimizerSpec& spec, double learning_rate_factor, uint32_t attempted,
                            double extra_nonfinite) {
+  impl_->model.settle_gradients();
   const StepReport report = impl_->updater.step(spec, learning_rate_factor, attempted, extra_nonfinite);
   if (report.applied) impl_->model.weights_changed();
   return report;
