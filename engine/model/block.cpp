@@ -167,16 +167,16 @@ void Block::route(const Call& call, LayerActs& acts) {
 
 void Block::moe_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
   route(call, acts);
-  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = s.permuted});
-  linear_forward(call, *linears_.gate_up, s.permuted, acts.offsets, acts, acts.gate_up);
+  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows});
+  linear_forward(call, *linears_.gate_up, acts.expert_rows, acts.offsets, acts, acts.gate_up);
   swiglu(call, acts.gate_up, acts.hidden);
-  linear_forward(call, *linears_.down, acts.hidden, acts.offsets, acts, acts.expert_out);
+  linear_forward(call, *linears_.down, acts.hidden, acts.offsets, acts, acts.expert_rows);
   if (linears_.shared_down) {
     linear_forward(call, *linears_.shared_gate_up, acts.mlp_in, {}, acts, acts.shared_gate_up);
     swiglu(call, acts.shared_gate_up, acts.shared_hidden);
     linear_forward(call, *linears_.shared_down, acts.shared_hidden, {}, acts, s.shared_out);
   }
-  run(call.queue, CombineExperts{.y = acts.expert_out,
+  run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,
                                  .experts = acts.experts,
                                  .gates = acts.gates,

@@ -69,15 +69,16 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
   ScratchScope scope(call.scratch);
   const FfnScratch f = take_ffn_scratch(call.dims, true, call.tokens, ArenaTake{call.scratch});
   run(call.queue, CombineExpertsBackward{.dout = s.dstream,
-                                         .y = acts.expert_out,
+                                         .y = acts.expert_rows,
                                          .row_of = acts.row_of,
                                          .gates = acts.gates,
-                                         .dy = f.drows,
+                                         .dy = acts.expert_rows,
                                          .dgates = f.dgates});
-  linear_backward(call, *linears_.down, acts.hidden, acts, f.drows, acts.offsets, f.dhidden);
+  linear_backward(call, *linears_.down, acts.hidden, acts, acts.expert_rows, acts.offsets, f.dhidden);
   swiglu_backward(call, acts.gate_up, f.dhidden);
-  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = f.permuted});
-  linear_backward(call, *linears_.gate_up, f.permuted, acts, acts.gate_up, acts.offsets, f.drows);
+  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows});
+  linear_backward(call, *linears_.gate_up, acts.expert_rows, acts, acts.gate_up, acts.offsets,
+                  acts.expert_rows);
   router_backward(call, acts, f);
   if (linears_.shared_down) {
     linear_backward(call, *linears_.shared_down, acts.shared_hidden, acts, s.dstream, {}, f.dshared_hidden);
@@ -85,7 +86,7 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
     linear_backward(call, *linears_.shared_gate_up, acts.mlp_in, acts, acts.shared_gate_up, {}, f.dshared);
   }
   // Experts, shared expert and router meet before the norm: one sum in FP32, rounded once.
-  run(call.queue, CombineExperts{.y = f.drows,
+  run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,
                                  .experts = acts.experts,
                                  .gates = {},

@@ -43,9 +43,7 @@ void Transformer::Impl::enter(Phase next) {
     return;
   }
   step_arena.rewind(phases_mark);
-  if (next == Phase::kTrain) {
-    logits = take_logits(plan, dims, ArenaTake{step_arena});
-  } else {
+  if (next == Phase::kDecode) {
     caches.clear();
     for (int64_t l = 0; l < dims.layers; ++l) {
       caches.push_back(step_arena.take_bytes("key-value cache", max_cache_bytes(plan)));
@@ -199,17 +197,26 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
     blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
   }
   final_norm(k.acts.stream.back(), k.acts.final_in, k.acts.final_rstd);
-  head->begin(k.acts.final_in, token_blocks, logits);
+  {
+    ScratchScope scope(scratch);
+    take_stream_scratch(dims, tokens, ArenaTake{scratch});
+    head->begin(k.acts.final_in, token_blocks, take_logits(plan, dims, ArenaTake{scratch}));
+    k.logits_end = scratch.used_bytes();
+  }
   kept = std::move(k);
 }
 
 void Transformer::Impl::score(const Pass& pass, const Scoring& scoring) {
   FP4T_CHECK(kept.has_value(), "scores without a forward");
+  ScratchScope scope(scratch);
+  scratch.reclaim(kept->logits_end);
   head->score(make_call(pass, kept->tokens, true), scoring);
 }
 
 TensorView Transformer::Impl::logits_of_batch(const Pass& pass) {
   FP4T_CHECK(kept.has_value(), "logits without a forward");
+  ScratchScope scope(scratch);
+  scratch.reclaim(kept->logits_end);
   return head->logits(make_call(pass, kept->tokens, false));
 }
 
@@ -223,7 +230,11 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
   ScratchScope scope(scratch);
   const StreamScratch s = take_stream_scratch(dims, kept->tokens, ArenaTake{scratch});
 
-  head->backward(call, scoring, lse_slope, s.dnorm);
+  {
+    ScratchScope logits(scratch);
+    scratch.reclaim(kept->logits_end);
+    head->backward(call, scoring, lse_slope, s.dnorm);
+  }
   run(queue, NormBackward{.x = acts.stream.back(),
                           .weight = final_weight->master,
                           .rstd = acts.final_rstd,

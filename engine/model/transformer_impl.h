@@ -68,7 +68,6 @@ struct Transformer::Impl {
   Param *embedding, *final_weight;
 
   TokenBlocks token_blocks;
-  LogitBlocks logits;         // of the training phase
   std::vector<void*> caches;  // of the decoding phase, a layer each
 
   // Phases overlay in the step arena: each begins at `phases_mark`, its calls at `calls_mark`.
@@ -80,6 +79,9 @@ struct Transformer::Impl {
     BatchActs acts;
     int64_t tokens;
     Keep keep;
+    // The head's logits lie in scratch, above what a backward holds all along and where its blocks have
+    // theirs: score() leaves a chunk for backward().
+    int64_t logits_end = 0;
   };
   std::optional<Kept> kept;
 

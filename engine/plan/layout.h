@@ -128,10 +128,12 @@ struct LayerActs {
   TensorView middle;                  // [T, D]: residual stream between attention and FFN
   TensorView mlp_in, mlp_rstd;        // [T, D], [T]: the second norm
   // MoE blocks
-  TensorView router_logits, scores;          // F32 [T, E]
-  TensorView experts, gates, row_of;         // [T, k]
-  TensorView offsets, token_of;              // [E + 1], [R]
-  TensorView expert_out;                     // [R, D]
+  TensorView router_logits, scores;   // F32 [T, E]
+  TensorView experts, gates, row_of;  // [T, k]
+  TensorView offsets, token_of;       // [E + 1], [R]
+  // [R, D]: the experts' input, then their output; in backward the gradient of the output, the input again,
+  // its gradient.
+  TensorView expert_rows;
   TensorView shared_gate_up, shared_hidden;  // [T, 2 Fs], [T, Fs]
   // rows of the FFN: R in MoE blocks, T in dense ones
   TensorView gate_up, hidden;  // [rows, 2F], [rows, F]
@@ -163,7 +165,7 @@ LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, Take&
     a.row_of = take("router", DType::kI32, {tokens, d.top_k});
     a.offsets = take("router", DType::kI32, {d.experts + 1});
     a.token_of = take("router", DType::kI32, {choices});
-    a.expert_out = take("experts", d.act, {choices, d.hidden});
+    a.expert_rows = take("experts", d.act, {choices, d.hidden});
     if (d.shared_hidden > 0) {
       a.shared_gate_up = take("shared experts", d.act, {tokens, 2 * d.shared_hidden});
       a.shared_hidden = take("shared experts", d.act, {tokens, d.shared_hidden});
@@ -308,7 +310,6 @@ DecodeHead take_decode_head(const ModelDims& d, int64_t rows, Take&& take) {
 struct ForwardScratch {
   TensorView qkv;         // [T, qkv]: before rotation, without qk_norm
   TensorView projected;   // [T, D]: output of attention, of a dense FFN
-  TensorView permuted;    // [R, D]
   TensorView shared_out;  // [T, D]
 };
 template <class Take>
@@ -316,10 +317,7 @@ ForwardScratch take_forward_scratch(const ModelDims& d, bool is_moe, int64_t tok
   ForwardScratch s;
   if (!d.qk_norm) s.qkv = take("block forward", d.act, {tokens, d.qkv_width});
   s.projected = take("block forward", d.act, {tokens, d.hidden});
-  if (is_moe) {
-    s.permuted = take("block forward", d.act, {tokens * d.top_k, d.hidden});
-    if (d.shared_hidden > 0) s.shared_out = take("block forward", d.act, {tokens, d.hidden});
-  }
+  if (is_moe && d.shared_hidden > 0) s.shared_out = take("block forward", d.act, {tokens, d.hidden});
   return s;
 }
 
@@ -336,8 +334,6 @@ StreamScratch take_stream_scratch(const ModelDims& d, int64_t tokens, Take&& tak
 }
 
 struct FfnScratch {
-  TensorView permuted;                 // [R, D]: input of the experts again
-  TensorView drows;                    // [R, D]: gradient of the experts' outputs, then of their inputs
   TensorView dhidden;                  // [rows, F]
   TensorView dgates, drouter;          // F32 [T, k], [T, E]
   TensorView drouter_in;               // F32 [T, D]
@@ -351,8 +347,6 @@ FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Tak
     s.dhidden = take("ffn backward", d.act, {tokens, d.mlp_hidden});
     return s;
   }
-  s.permuted = take("ffn backward", d.act, {choices, d.hidden});
-  s.drows = take("ffn backward", d.act, {choices, d.hidden});
   s.dhidden = take("ffn backward", d.act, {choices, d.expert_hidden});
   s.dgates = take("ffn backward", DType::kF32, {tokens, d.top_k});
   s.drouter = take("ffn backward", DType::kF32, {tokens, d.experts});

@@ -96,7 +96,6 @@ StepPrice price_step(const Plan& plan, const ModelDims& dims) {
   take_token_blocks(token_block_rows(plan), s.common);
   for (const TablePair& tables : table_pairs(plan)) {
     Pricer train;
-    take_logits(plan, dims, train);
     take_batch_acts(plan, dims, tables, plan.max_tokens, keep_for_backward(plan.parallel), train);
     if (train.total() > s.train.total()) s.train = train;
   }
@@ -121,7 +120,8 @@ int64_t largest_gemm_scratch(const Plan& plan, const ModelDims& dims, const std:
   return bytes;
 }
 
-// One block at a time: the largest of what the parts of a step hold besides a product's operands.
+// One block, or the head, at a time: the largest of what the parts of a step hold besides a product's
+// operands.
 Pricer largest_block_scratch(const Plan& plan, const ModelDims& dims) {
   std::vector<Pricer> parts;
   for (int64_t l = 0; l < dims.layers; ++l) {
@@ -132,6 +132,7 @@ Pricer largest_block_scratch(const Plan& plan, const ModelDims& dims) {
     take_ffn_scratch(dims, is_moe, plan.max_tokens, parts.emplace_back());
   }
   take_attention_scratch(dims, plan.max_tokens, parts.emplace_back());
+  take_logits(plan, dims, parts.emplace_back());
   return *std::max_element(parts.begin(), parts.end(),
                            [](const Pricer& a, const Pricer& b) { return a.total() < b.total(); });
 }

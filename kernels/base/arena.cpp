@@ -48,4 +48,10 @@ void Arena::rewind(int64_t used_bytes) {
   if (used_bytes <= used_) used_ = used_bytes;
 }
 
+void Arena::reclaim(int64_t used_bytes) {
+  FP4T_CHECK(used_bytes >= used_ && used_bytes <= high_water_, "arena '", name_, "' was never filled to ",
+             used_bytes);
+  used_ = used_bytes;
+}
+
 }  // namespace fp4t

@@ -38,6 +38,9 @@ class Arena {
 
   // For ScratchScope and for overlaying phases: back to an earlier fill level.
   void rewind(int64_t used_bytes);
+  // Up again to a level that was given back: blocks above this one hold what they held, if nothing has been
+  // taken there since.
+  void reclaim(int64_t used_bytes);
 
  private:
   Queue& queue_;

@@ -114,7 +114,7 @@ struct CombineExpertsBackward {
   TensorView y;       // act [T * k, D]
   TensorView row_of;  // I32 [T, k]
   TensorView gates;   // F32 [T, k]
-  TensorView dy;      // act [T * k, D]
+  TensorView dy;      // act [T * k, D]; may alias y
   TensorView dgates;  // F32 [T, k]
   void check() const;
 };

@@ -118,12 +118,15 @@ TEST(GpuMoe, gradients_of_the_combination_are_bitwise) {
       SCOPED_TRACE(text(s));
       Mirror m;
       const Choices c(m, s);
-      m.check(CombineExpertsBackward{.dout = m.normal(type, {s.tokens, s.width}),
-                                     .y = m.normal(type, {s.tokens * s.top_k, s.width}),
-                                     .row_of = c.row_of,
-                                     .gates = m.normal(DType::kF32, {s.tokens, s.top_k}),
-                                     .dy = m.fresh(type, {s.tokens * s.top_k, s.width}),
-                                     .dgates = m.fresh(DType::kF32, {s.tokens, s.top_k})});
+      CombineExpertsBackward op{.dout = m.normal(type, {s.tokens, s.width}),
+                                .y = m.normal(type, {s.tokens * s.top_k, s.width}),
+                                .row_of = c.row_of,
+                                .gates = m.normal(DType::kF32, {s.tokens, s.top_k}),
+                                .dy = m.fresh(type, {s.tokens * s.top_k, s.width}),
+                                .dgates = m.fresh(DType::kF32, {s.tokens, s.top_k})};
+      m.check(op);
+      op.dy = op.y;
+      m.check(op);
     }
   }
 }

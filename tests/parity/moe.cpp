@@ -272,6 +272,8 @@ TEST(CombineExpertsBackward, sums_in_index_order) {
         EXPECT_TRUE(dy.same_bytes(want_dy) && dy3.same_bytes(want_dy));
         EXPECT_TRUE(matches_bitwise(want_dgates.view(), dgates.view()));
         EXPECT_TRUE(dgates.same_bytes(dgates3));
+        run(three, op(y, dgates3));  // dy in the place of y
+        EXPECT_TRUE(y.same_bytes(want_dy) && dgates.same_bytes(dgates3));
       }
     }
   }

@@ -120,6 +120,20 @@ TEST(ModelMemory, priced_arenas_hold_the_largest_calls) {
   }
 }
 
+TEST(ModelMemory, a_reclaimed_block_holds_what_it_held) {
+  Queue queue = Queue::cpu(1);
+  Arena arena(queue, "test", 4096, Poison::kNan);
+  const int64_t mark = arena.used_bytes();
+  const TensorView kept = arena.take("kept", DType::kI32, {3});
+  kept.as<int32_t>()[2] = 7;
+  const int64_t level = arena.used_bytes();
+  arena.rewind(mark);
+  arena.reclaim(level);
+  EXPECT_EQ(kept.as<int32_t>()[2], 7);
+  EXPECT_NE(arena.take("next", DType::kI32, {3}).data, kept.data);
+  EXPECT_THROW(arena.reclaim(4096), InternalError);
+}
+
 TEST(ModelMemory, recomputing_blocks_needs_less) {
   ModelSpec spec = tiny_model();
   spec.layers = 6;
