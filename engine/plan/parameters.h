@@ -26,21 +26,21 @@ enum class Placement : uint8_t { kReplicated, kSplitByExpert };
 struct ParamInfo {
   std::string name;  // "layers.3.experts.gate_up.weight", "embed.weight", "norm.weight", "head.weight"
   Shape shape;
-  ParamRole role;
-  Module module;  // of kGemmWeight and kExpertWeight
-  int64_t layer;  // -1: none
-  Placement placement;
-  bool weight_decay;   // matrices
-  bool residual_out;   // attn.out and *.down: init scaled by depth
-  DType gradient;      // of the gradient buffer; the plan widens it where micro-batches accumulate
-  uint32_t tensor_id;  // index in the list: keys its random bits
+  ParamRole role = ParamRole::kGemmWeight;
+  Module module = {};  // of kGemmWeight and kExpertWeight
+  int64_t layer = -1;  // -1: none
+  Placement placement = Placement::kReplicated;
+  bool weight_decay = false;     // matrices
+  bool residual_out = false;     // attn.out and *.down: init scaled by depth
+  DType gradient = DType::kF32;  // of the gradient buffer; the plan widens it where micro-batches accumulate
+  uint32_t tensor_id = 0;        // index in the list: keys its random bits
 };
 
 // Non-trained state that belongs to the weights: "layers.3.router.bias" F32 [E].
 struct BufferInfo {
   std::string name;
   Shape shape;
-  DType dtype;
+  DType dtype = DType::kF32;
 };
 
 std::vector<ParamInfo> parameter_list(const ModelSpec& model, const DtypesSpec& dtypes);
