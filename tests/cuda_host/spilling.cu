@@ -1,5 +1,5 @@
-// A kernel that holds more values than the 24 registers that it is compiled with: tests/CMakeLists.txt expects the
-// compiler to refuse it, with the options of the tensor-core kernels.
+// A kernel that holds more values than the 24 registers that it is compiled with: tests/CMakeLists.txt
+// expects the compiler to refuse it, with the options of the tensor-core kernels.
 extern "C" __global__ void spilling(float* x) {
   float v[64];
   for (int i = 0; i < 64; ++i) v[i] = x[i * 32 + threadIdx.x];
