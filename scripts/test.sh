@@ -18,7 +18,11 @@ while [ $# -gt 0 ]; do
   shift
 done
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
-read -ra flavour <<<"$(cuda_options 90a)"
+flavour=(-DFP4T_CUDA=off)
+case " ${options[*]-} " in
+  *" -DFP4T_CUDA=off "*) ;;
+  *) read -ra flavour <<<"$(cuda_options 90a)" ;;
+esac
 begin=$SECONDS
 cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON "${flavour[@]}" \
   ${options[@]+"${options[@]}"}
