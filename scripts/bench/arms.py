@@ -2,7 +2,7 @@
 """Loss gaps of the precisions to BF16: one model and corpus, the same tokens and initial weights for every arm.
 
     scripts/bench/arms.py --binary build/fp4train [--text FOLDER ...] [--megabytes 120] [--minutes 3 | --steps N]
-                          [--arms bf16 mxfp8 nvidia_nvfp4 quartet2 bf16@2] [--out runs/arms] [--limit SECONDS]
+                          [--arms bf16 quartet2 nvidia_nvfp4 mxfp8 bf16@2] [--out runs/arms] [--limit SECONDS]
 
 Writes OUT/corpus.jsonl from the *.py files under the folders (default: where this python3 keeps its packages), times BF16
 for some steps to find how many it trains in --minutes, runs configs/bench/arms.yaml once an arm, one at a time on each GPU
@@ -130,7 +130,7 @@ def steps_in(options, device):
 
 def run_arms(arms, options, more, devices):
     waiting, failures = queue.SimpleQueue(), []
-    for arm in arms:
+    for arm in sorted(arms, key=lambda a: a.text != "bf16"):  # without BF16 the others compare with nothing
         waiting.put(arm)
     deadline = time.monotonic() + options.limit if options.limit else None
 
@@ -202,7 +202,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--probe-steps", type=int, default=60)
-    parser.add_argument("--arms", nargs="+", default=["bf16", "mxfp8", "nvidia_nvfp4", "quartet2", "bf16@2"])
+    parser.add_argument("--arms", nargs="+", default=["bf16", "quartet2", "nvidia_nvfp4", "mxfp8", "bf16@2"])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/arms"))
     parser.add_argument("--limit", type=float, help="seconds for all arms together")
     parser.add_argument("--cpu", action="store_true")
