@@ -181,7 +181,6 @@ void expect_cached_equals_training(Format format, DType dtype, const reference::
   AttentionCase c(dtype, random_documents(640, 200, 49), heads, 49);
   fill_normal(c.qkv, 49, size);
   SCOPED_TRACE(c.text() + ", " + name_of(format) + ", chunk " + std::to_string(chunk));
-  const TensorView none;
   Cache cache(format, dtype, c.tokens, 200, heads);
   HostTensor out(dtype, c.out.view().shape);
   for (int32_t step = 0; step < 200; step += chunk) {

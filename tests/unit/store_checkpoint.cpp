@@ -6,6 +6,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #include "gtest/gtest.h"
@@ -310,7 +311,7 @@ TEST(Checkpoint, a_full_disk_is_a_save_error_and_leaves_the_previous_one_intact)
     std::signal(SIGXFSZ, SIG_IGN);
     SmallRun second(2);
     int failures = 0;
-    for (const rlim_t limit : {0, 8, 500, 900, 1100}) {
+    for (const rlim_t limit : std::initializer_list<rlim_t>{0, 8, 500, 900, 1100}) {
       const rlimit bytes{limit, RLIM_INFINITY};
       if (::setrlimit(RLIMIT_FSIZE, &bytes) != 0) ::_exit(100);
       try {
