@@ -293,12 +293,14 @@ __device__ void key_tile(Shared<kD>& shared, const BackwardAttention& args, cons
     exponentiate(next);
     wgmma_wait<0>();
     pin(dk);
+    __syncwarp();  // every lane has read the stage's rows
     free_stage(&shared.empty[use.stage]);
   }
   const Turn last(uses++);
   start_sum(shared, last, 0, ds, dk);
   wgmma_wait<0>();
   pin(dk);
+  __syncwarp();
   free_stage(&shared.empty[last.stage]);
   const int64_t width = args.shape.width();
   Bf16* first = args.dqkv + (int64_t{tile.begin} + consumer * kGroupRows) * width;

@@ -102,7 +102,7 @@ def main():
         parser.error("--half is needed with a recipe file")
     options.out = options.out or pathlib.Path("runs/devices") / pathlib.Path(options.recipe).stem
     first, second = options.devices.split(",")
-    threads = max(1, ((os.cpu_count() or 2) - 1) // 2)
+    threads = max(1, (len(os.sched_getaffinity(0)) - 1) // 2)
     begin = time.monotonic()
     runs = {"cpu": start(options, "cpu", first, threads, settings),
             "half": start(options, "half", first, threads,
