@@ -23,7 +23,7 @@ struct StripeShared {
 };
 
 // Eight lanes write eight blocks of neighbouring columns, which lie 64 bytes apart.
-__device__ __forceinline__ int staged_at(int column, int block) { return block ^ (column % kBlocks); }
+__device__ __forceinline__ int staged_at(int column, int block) { return block ^ (column / 2 % kBlocks); }
 
 // 16 bytes without a register between; zeros where `inside` is false.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool inside) {
