@@ -76,7 +76,9 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
                                          .dgates = f.dgates});
   linear_backward(call, *linears_.down, acts.hidden, acts, acts.expert_rows, acts.offsets, f.dhidden);
   swiglu_backward(call, acts.gate_up, f.dhidden);
-  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows});
+  if (acts.codes[static_cast<size_t>(Module::kExpertsGateUp)].wgrad.empty()) {
+    run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows});
+  }
   linear_backward(call, *linears_.gate_up, acts.expert_rows, acts, acts.gate_up, acts.offsets,
                   acts.expert_rows);
   router_backward(call, acts, f);

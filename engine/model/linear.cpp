@@ -148,21 +148,30 @@ TensorView Linear::forward_values(const Call& call, ScratchScope& scope, const O
 }
 
 Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandForm& form,
-                           const TensorView& x, const TensorView& offsets, const QuantView& kept) {
+                           const TensorView& x, const TensorView& offsets, const KeptCodes& kept) {
   const bool along_tokens = form.gemm == GemmRole::kWgrad;
+  if (along_tokens && !kept.wgrad.empty()) return {{}, false, kept.wgrad, {}};
   TensorView source = x, scale;
-  if (form.from_forward) source = forward_values(call, scope, form, x, offsets, kept, scale);
+  if (form.from_forward) source = forward_values(call, scope, form, x, offsets, kept.fprop, scale);
   if (!form.spec.quantised()) return {source, along_tokens, {}, scale};
-  const bool to_keep = form.gemm == GemmRole::kFprop && !kept.empty();
+  const bool fprop = form.gemm == GemmRole::kFprop;
   const QuantView codes =
-      to_keep ? kept
-              : take_quant(along_tokens ? "column codes" : "row codes", operand_layout(form, site_, x.dim(0)),
-                           [&](const std::string& block, DType dtype, const Shape& shape) {
-                             return scope.take(block, dtype, shape);
-                           });
-  quantise(call,
-           {form.gemm, form.operand, along_tokens ? Orientation::kColumn : Orientation::kRow, call.counting},
-           source, offsets, scale, codes);
+      fprop && !kept.fprop.empty()
+          ? kept.fprop
+          : take_quant(along_tokens ? "column codes" : "row codes", operand_layout(form, site_, x.dim(0)),
+                       [&](const std::string& block, DType dtype, const Shape& shape) {
+                         return scope.take(block, dtype, shape);
+                       });
+  const Quantising what{form.gemm, form.operand, along_tokens ? Orientation::kColumn : Orientation::kRow,
+                        call.counting};
+  const Quantize op = quantising(call, what, source, offsets, scale, codes);
+  if (fprop && !kept.wgrad.empty()) {
+    const Quantising of_wgrad{GemmRole::kWgrad, OperandRole::kAct, Orientation::kColumn, call.counting};
+    run(call.queue,
+        QuantizeBoth{.row = op, .column = quantising(call, of_wgrad, source, offsets, {}, kept.wgrad)});
+  } else {
+    run(call.queue, op);
+  }
   return {{}, false, codes, {}};
 }
 
@@ -253,7 +262,7 @@ Operand Linear::weight(const Call& call, ScratchScope& scope, const OperandForm&
 // Products -------------------------------------------------------------------------------------------
 
 Linear::Fprop Linear::fprop(const Call& call, ScratchScope& scope, const TensorView& x,
-                            const TensorView& offsets, const QuantView& keep) {
+                            const TensorView& offsets, const KeptCodes& keep) {
   const Operand act =
       activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets, keep);
   return {act, weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight))};
@@ -266,7 +275,7 @@ void Linear::forward_rows(const Call& call, const Fprop& operands, int64_t begin
   note(call.queue, GemmRole::kFprop, a, operands.weight);
 }
 
-void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets, const QuantView& keep,
+void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets, const KeptCodes& keep,
                      const TensorView& out) {
   ScratchScope scope(call.scratch);
   const auto [a, b] = fprop(call, scope, x, offsets, keep);
@@ -278,7 +287,7 @@ void Linear::forward(const Call& call, const TensorView& x, const TensorView& of
   note(call.queue, GemmRole::kFprop, a, b);
 }
 
-void Linear::backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+void Linear::backward(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
                       const TensorView& offsets, const TensorView& dx) {
   ScratchScope scope(call.scratch);
   const GradientCodes codes = gradient_codes(call, scope, dy, offsets);
@@ -321,7 +330,7 @@ void Linear::dgrad(const Call& call, const TensorView& dy, const QuantView& code
   note(call.queue, GemmRole::kDgrad, a, b);
 }
 
-void Linear::wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+void Linear::wgrad(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
                    const QuantView& codes, const TensorView& offsets) {
   // BF16 buffers hold one micro-batch; the plan widens them where several are summed.
   const bool wide = param_.gradient.dtype == DType::kF32;

@@ -22,8 +22,8 @@ class Linear {
   Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena, const TensorView& stats);
 
   // out [rows, out] = x [rows, in] W^T. `offsets` I32 [E + 1] cuts the rows by expert; empty otherwise.
-  // The codes of x go to `keep` where that is not empty, for backward.
-  void forward(const Call& call, const TensorView& x, const TensorView& offsets, const QuantView& keep,
+  // Codes of x go to `keep` where that is not empty, for backward.
+  void forward(const Call& call, const TensorView& x, const TensorView& offsets, const KeptCodes& keep,
                const TensorView& out);
 
   // Operands of fprop for products over ranges of rows of one x: a scale domain is all of x.
@@ -31,12 +31,13 @@ class Linear {
     Operand act, weight;
   };
   Fprop fprop(const Call& call, ScratchScope& scope, const TensorView& x, const TensorView& offsets,
-              const QuantView& keep);
+              const KeptCodes& keep);
   // out [rows, out] from the rows of x that begin at `begin`; not of experts.
   void forward_rows(const Call& call, const Fprop& operands, int64_t begin, const TensorView& out);
 
-  // dx [rows, in] = dy W, and W's gradient += dy^T x. x is forward's input, `kept` what it kept.
-  void backward(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+  // dx [rows, in] = dy W, and W's gradient += dy^T x. x is forward's input, `kept` what it kept; x is not
+  // read where wgrad's codes are there.
+  void backward(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
                 const TensorView& offsets, const TensorView& dx);
 
   void weights_changed();
@@ -75,13 +76,13 @@ class Linear {
   // `codes` of dy, or empty.
   void dgrad(const Call& call, const TensorView& dy, const QuantView& codes, const TensorView& offsets,
              const TensorView& dx);
-  void wgrad(const Call& call, const TensorView& x, const QuantView& kept, const TensorView& dy,
+  void wgrad(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
              const QuantView& codes, const TensorView& offsets);
 
   OperandForm form_of(const Call& call, GemmRole gemm, OperandRole operand) const;
-  // `kept`: codes of fprop's act, written by fprop and read by wgrad; empty: in scratch, made again.
+  // `kept`: codes written by fprop and read by wgrad; empty: in scratch, made again.
   Operand activation(const Call& call, ScratchScope& scope, const OperandForm& form, const TensorView& x,
-                     const TensorView& offsets, const QuantView& kept);
+                     const TensorView& offsets, const KeptCodes& kept);
   // Values of fprop's act as it was multiplied, and the scale that they leave out.
   TensorView forward_values(const Call& call, ScratchScope& scope, const OperandForm& form,
                             const TensorView& x, const TensorView& offsets, const QuantView& kept,

@@ -177,6 +177,16 @@ bool keeps_codes(const TablePair& tables, const GemmSite& site) {
   return operand_form(GemmRole::kWgrad, OperandRole::kAct, forward, &backward).from_forward;
 }
 
+bool codes_act_once(const TablePair& tables, const GemmSite& site) {
+  if (!tables.backward) return false;
+  const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
+  const BackwardCell& backward = tables.backward->cell(site.layer, site.module);
+  const OperandForm fprop = operand_form(GemmRole::kFprop, OperandRole::kAct, forward, &backward);
+  const OperandForm wgrad = operand_form(GemmRole::kWgrad, OperandRole::kAct, forward, &backward);
+  return !wgrad.from_forward && fprop.spec.quantised() && wgrad.spec.quantised() &&
+         share_a_reading(fprop.spec, wgrad.spec);
+}
+
 bool carries_forward_scale(const OperandForm& form) {
   return form.from_forward && form.forward.format == Format::kNvfp4 &&
          form.forward.scale_scope == ScaleScope::kTensor;

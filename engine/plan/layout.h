@@ -119,6 +119,12 @@ CachedOperand take_cached(const OperandForm& form, const GemmSite& site, Take&& 
 
 // Step arena ------------------------------------------------------------------------------------------
 
+// Codes of a product's act that backward has no need to make. Empty: made when needed.
+struct KeptCodes {
+  QuantView fprop;  // where wgrad is made from them
+  QuantView wgrad;  // where fprop's reading makes them too
+};
+
 // What one block keeps for its backward.
 struct LayerActs {
   TensorView attn_in, attn_rstd;      // [T, D], [T]: the first norm
@@ -136,16 +142,22 @@ struct LayerActs {
   TensorView expert_rows;
   TensorView shared_gate_up, shared_hidden;  // [T, 2 Fs], [T, Fs]
   // rows of the FFN: R in MoE blocks, T in dense ones
-  TensorView gate_up, hidden;  // [rows, 2F], [rows, F]
-  // By module: the codes of fprop's act where wgrad is made from them. Empty: made again when needed.
-  std::array<QuantView, kNumGemmModules> codes;
+  TensorView gate_up, hidden;                    // [rows, 2F], [rows, F]
+  std::array<KeptCodes, kNumGemmModules> codes;  // by module
+};
+
+// Layers whose blocks a layer may take as its own; null: it has its own.
+struct ActLenders {
+  const LayerActs* attn_in = nullptr;
+  const LayerActs* hidden = nullptr;
 };
 
 template <class Take>
-LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
+LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, const ActLenders& lenders,
+                          Take&& take) {
   const int64_t choices = tokens * d.top_k;
   LayerActs a;
-  a.attn_in = take("norms", d.act, {tokens, d.hidden});
+  a.attn_in = lenders.attn_in ? lenders.attn_in->attn_in : take("norms", d.act, {tokens, d.hidden});
   a.attn_rstd = take("norms", DType::kF32, {tokens});
   if (d.qk_norm) {
     a.projected_qkv = take("attention", d.act, {tokens, d.qkv_width});
@@ -173,12 +185,14 @@ LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, Take&
   }
   const int64_t rows = is_moe ? choices : tokens, width = is_moe ? d.expert_hidden : d.mlp_hidden;
   a.gate_up = take(is_moe ? "experts" : "mlp", d.act, {rows, 2 * width});
-  a.hidden = take(is_moe ? "experts" : "mlp", d.act, {rows, width});
+  a.hidden = lenders.hidden ? lenders.hidden->hidden : take(is_moe ? "experts" : "mlp", d.act, {rows, width});
   return a;
 }
 
 // Whether backward is made from the codes of fprop's act: worth keeping them.
 bool keeps_codes(const TablePair& tables, const GemmSite& site);
+// Whether fprop's reading of its act makes wgrad's codes too.
+bool codes_act_once(const TablePair& tables, const GemmSite& site);
 GemmSite site_of(const ModelDims& dims, int64_t layer, Module module);
 
 template <class Take>
@@ -186,16 +200,22 @@ void take_act_codes(const Plan& plan, const ModelDims& d, const TablePair& table
                     int64_t tokens, LayerActs& acts, Take&& take) {
   for (int m = 0; m < kNumGemmModules; ++m) {
     const GemmSite site = site_of(d, layer, static_cast<Module>(m));
-    if (!layer_has(plan.model, layer, site.module) || !keeps_codes(tables, site)) continue;
-    const OperandForm form =
-        operand_form(GemmRole::kFprop, OperandRole::kAct, tables.forward->cell(layer, site.module), nullptr);
-    acts.codes[static_cast<size_t>(m)] =
-        take_quant("fprop codes", operand_layout(form, site, site_rows(d, site, tokens)), take);
+    if (!layer_has(plan.model, layer, site.module) || !tables.backward) continue;
+    KeptCodes& kept = acts.codes[static_cast<size_t>(m)];
+    const ForwardCell& forward = tables.forward->cell(layer, site.module);
+    const auto codes = [&](GemmRole gemm) {
+      const OperandForm form =
+          operand_form(gemm, OperandRole::kAct, forward, &tables.backward->cell(layer, site.module));
+      return take_quant("act codes", operand_layout(form, site, site_rows(d, site, tokens)), take);
+    };
+    if (keeps_codes(tables, site)) kept.fprop = codes(GemmRole::kFprop);
+    if (codes_act_once(tables, site)) kept.wgrad = codes(GemmRole::kWgrad);
   }
 }
 
-// Activations of a packed batch. With Keep::kAll every block has its own LayerActs; otherwise all share
-// one of each kind. `stream[l]` is the input of block l; without any keeping two blocks alternate.
+// Activations of a packed batch. With Keep::kAll every block has its own LayerActs, but for inputs of
+// products that backward reads the codes of; otherwise all share one of each kind. `stream[l]` is the input
+// of block l; without any keeping two blocks alternate.
 struct BatchActs {
   std::vector<TensorView> stream;  // layers + 1 views
   std::vector<LayerActs> layers;
@@ -212,13 +232,26 @@ BatchActs take_batch_acts(const Plan& plan, const ModelDims& d, const TablePair&
                              : take("residual stream", d.act, {tokens, d.hidden}));
   }
   int64_t first_of_kind[2] = {-1, -1};
+  const LayerActs *of_attn_in = nullptr, *of_hidden[2] = {nullptr, nullptr};
+  a.layers.reserve(static_cast<size_t>(d.layers));  // their addresses stay
   for (int64_t l = 0; l < d.layers; ++l) {
     const bool is_moe = is_moe_layer(plan.model, l);
     int64_t& first = first_of_kind[is_moe ? 1 : 0];
-    const bool reuse = keep != Keep::kAll && first >= 0;
-    a.layers.push_back(reuse ? a.layers[static_cast<size_t>(first)]
-                             : take_layer_acts(d, is_moe, tokens, take));
-    if (!reuse) first = l;
+    if (keep != Keep::kAll && first >= 0) {
+      a.layers.push_back(a.layers[static_cast<size_t>(first)]);
+      continue;
+    }
+    const auto is_spent = [&](Module module) {
+      return keep == Keep::kAll && codes_act_once(tables, site_of(d, l, module));
+    };
+    const bool attn_in = is_spent(Module::kAttnQkv),
+               hidden = is_spent(is_moe ? Module::kExpertsDown : Module::kMlpDown);
+    const LayerActs*& lender = of_hidden[is_moe ? 1 : 0];
+    a.layers.push_back(take_layer_acts(d, is_moe, tokens,
+                                       {attn_in ? of_attn_in : nullptr, hidden ? lender : nullptr}, take));
+    if (attn_in && !of_attn_in) of_attn_in = &a.layers.back();
+    if (hidden && !lender) lender = &a.layers.back();
+    if (first < 0) first = l;
     if (keep == Keep::kAll) take_act_codes(plan, d, tables, l, tokens, a.layers.back(), take);
   }
   a.final_in = take("norms", d.act, {tokens, d.hidden});

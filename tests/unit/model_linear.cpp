@@ -139,6 +139,35 @@ TEST(ModelLinear, when_a_weight_is_coded_changes_no_gradient) {
   }
 }
 
+TEST(ModelLinear, codes_that_forward_kept_change_no_gradient) {
+  for (const Module module : {Module::kAttnQkv, Module::kExpertsGateUp}) {
+    std::vector<uint8_t> results[2];
+    for (const bool kept : {false, true}) {
+      Bench b(nvidia_nvfp4_cells(), module);
+      const TensorView x = b.random("x", {kTokens, b.site.in}, 1),
+                       dy = b.random("dy", {kTokens, b.site.out}, 2);
+      const TensorView y = b.arena.take("y", b.plan.act, {kTokens, b.site.out});
+      const TensorView dx = b.arena.take("dx", b.plan.act, {kTokens, b.site.in});
+      LayerActs acts;
+      if (kept) {
+        const int64_t tokens = b.site.groups > 0 ? kTokens / b.dims.top_k : kTokens;
+        take_act_codes(b.plan, b.dims, {b.pass.forward, b.pass.backward}, 0, tokens, acts,
+                       ArenaTake{b.arena});
+      }
+      const KeptCodes& codes = acts.codes[static_cast<size_t>(module)];
+      EXPECT_EQ(codes.wgrad.empty(), !kept);
+      b.linear->forward(b.call(), x, b.offsets(), codes, y);
+      const TensorView of_backward = kept ? b.arena.take("unread", x.dtype, x.shape) : x;
+      b.linear->backward(b.call(), of_backward, codes, dy, b.offsets(), dx);
+      for (const TensorView& v : {y, dx, b.weight->gradient, b.stats}) {
+        const auto* bytes = static_cast<const uint8_t*>(v.data);
+        results[kept].insert(results[kept].end(), bytes, bytes + v.bytes());
+      }
+    }
+    EXPECT_EQ(results[0], results[1]) << name_of(module);
+  }
+}
+
 // BF16 backward on fprop's operands: the products of exactly the decoded values.
 TEST(ModelLinear, backward_from_forward_multiplies_what_fprop_multiplied) {
   for (const Module module : {Module::kAttnQkv, Module::kExpertsGateUp}) {
