@@ -120,8 +120,6 @@ class Runner:
         command = [str(test.executable), f"--gtest_filter={test.name}"]
         if self.check:
             command = ["compute-sanitizer", "--tool", self.check, "--error-exitcode", "9", *command]
-        if self.check in ("racecheck", "synccheck"):
-            command[1:1] = ["--num-cuda-barriers", "64"]  # of a block; left to itself the tool counts too few
         share = next((n for pattern, n in THINNED if re.search(pattern, test.name)), 1)
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES=device, FP4T_TEST_SOURCE=str(ROOT))
         if self.check == "racecheck" and share > 1:
