@@ -167,7 +167,9 @@ void Block::route(const Call& call, LayerActs& acts) {
 
 void Block::moe_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
   route(call, acts);
-  run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows});
+  run(call.queue,
+      PermuteRows{
+          .x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows, .row_of = acts.row_of});
   linear_forward(call, *linears_.gate_up, acts.expert_rows, acts.offsets, acts, acts.gate_up);
   swiglu(call, acts.gate_up, acts.hidden);
   linear_forward(call, *linears_.down, acts.hidden, acts.offsets, acts, acts.expert_rows);

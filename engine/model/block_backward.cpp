@@ -77,7 +77,9 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
   linear_backward(call, *linears_.down, acts.hidden, acts, acts.expert_rows, acts.offsets, f.dhidden);
   swiglu_backward(call, acts.gate_up, f.dhidden);
   if (acts.codes[static_cast<size_t>(Module::kExpertsGateUp)].wgrad.empty()) {
-    run(call.queue, PermuteRows{.x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows});
+    run(call.queue,
+        PermuteRows{
+            .x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows, .row_of = acts.row_of});
   }
   linear_backward(call, *linears_.gate_up, acts.expert_rows, acts, acts.gate_up, acts.offsets,
                   acts.expert_rows);

@@ -22,11 +22,14 @@ struct HeadShape {
 };
 
 // Whether token t begins a document or continues its predecessor's; else a fault.
-__device__ inline bool check_document(const int32_t* doc_begin, int64_t t, const FaultSink& sink) {
-  const int32_t begin = doc_begin[t];
-  const bool good = begin == t || (begin >= 0 && begin < t && begin == doc_begin[t - 1]);
+// `begin` and `before` are doc_begin of t and of t - 1.
+__device__ inline bool check_document(int64_t t, int32_t begin, int32_t before, const FaultSink& sink) {
+  const bool good = begin == t || (begin >= 0 && begin < t && begin == before);
   if (!good) report(sink, FaultKind::kIndex, t, begin);
   return good;
+}
+__device__ inline bool check_document(const int32_t* doc_begin, int64_t t, const FaultSink& sink) {
+  return check_document(t, doc_begin[t], t > 0 ? doc_begin[t - 1] : 0, sink);
 }
 
 struct AttentionTile {

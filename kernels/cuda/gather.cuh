@@ -67,4 +67,44 @@ inline void gather(Queue& queue, const char* op, const TensorView& table, const 
   }
 }
 
+// The same the other way round: row t of `from` to the rows index[t, :] of out. A warp takes a row of `from`.
+template <class Word>
+__global__ void __launch_bounds__(kGatherThreads)
+    scatter_rows(const Word* from, int64_t count, const int32_t* index, int copies, int64_t words, Word* out,
+                 int64_t out_rows, FaultSink sink) {
+  const int64_t row = (int64_t{blockIdx.x} * kGatherThreads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= count) return;
+  for (int64_t first = lane; first - lane < words; first += 32 * kGatherInFlight) {
+    Word w[kGatherInFlight];
+#pragma unroll
+    for (int i = 0; i < kGatherInFlight; ++i) {
+      if (first + 32 * i < words) w[i] = from[row * words + first + 32 * i];
+    }
+    for (int j = 0; j < copies; ++j) {
+      const int32_t to = index[row * copies + j];
+      if (to < 0 || to >= out_rows) {
+        if (lane == 0) report(sink, FaultKind::kIndex, row * copies + j, to);
+        continue;
+      }
+      Word* target = out + to * words + first;
+#pragma unroll
+      for (int i = 0; i < kGatherInFlight; ++i) {
+        if (first + 32 * i < words) target[32 * i] = w[i];
+      }
+    }
+  }
+}
+
+inline void scatter(Queue& queue, const char* op, const TensorView& from, const TensorView& index,
+                    const TensorView& out) {
+  if (index.elements() == 0 || from.dim(1) == 0) return;
+  const int64_t rows = from.dim(0), words = from.dim(1) * dtype_bytes(from.dtype) / 16;
+  scatter_rows<uint4>
+      <<<static_cast<unsigned>(ceil_div(rows, kGatherThreads / 32)), kGatherThreads, 0, stream_of(queue)>>>(
+          static_cast<const uint4*>(from.data), rows, index.as<int32_t>(), narrow<int>(index.dim(1)), words,
+          static_cast<uint4*>(out.data), out.dim(0), fault_sink(queue, op));
+  check_launch(op);
+}
+
 }  // namespace fp4t::cuda

@@ -315,7 +315,13 @@ void launch_combine(Queue& queue, CombineArgs a, bool vectors) {
 
 }  // namespace
 
-void run(Queue& queue, const PermuteRows& op) { gather(queue, op.kName, op.x, op.token_of, op.out); }
+void run(Queue& queue, const PermuteRows& op) {
+  const int64_t row_bytes = op.x.dim(1) * dtype_bytes(op.x.dtype);
+  if (op.row_of.empty() || row_bytes % 16 != 0 || !aligned16(op.x.data) || !aligned16(op.out.data)) {
+    return gather(queue, op.kName, op.x, op.token_of, op.out);
+  }
+  scatter(queue, op.kName, op.x, op.row_of, op.out);
+}
 
 void run(Queue& queue, const CombineExperts& op) {
   if (op.out.elements() == 0) return;

@@ -109,6 +109,11 @@ void PermuteRows::check() const {
   expect_tensor(kName, "out", out, x.dtype, {rows, width});
   expect_disjoint(kName, "out", out, "x", x);
   expect_disjoint(kName, "out", out, "token_of", token_of);
+  if (row_of.empty()) return;
+  expect_rank(kName, "row_of", row_of, 2);
+  expect_tensor(kName, "row_of", row_of, DType::kI32, {x.dim(0), row_of.dim(1)});
+  FP4T_CHECK_EQ(row_of.elements(), rows, kName);
+  expect_disjoint(kName, "out", out, "row_of", row_of);
 }
 
 void CombineExperts::check() const {

@@ -87,6 +87,8 @@ struct PermuteRows {
   TensorView x;         // act [T, D]
   TensorView token_of;  // I32 [R]
   TensorView out;       // act [R, D]
+  // Optional I32 [T, R / T], the inverse: token_of[row_of[t, j]] = t. A GPU then reads every row once.
+  TensorView row_of = {};
   void check() const;
 };
 

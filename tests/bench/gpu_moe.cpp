@@ -229,6 +229,11 @@ void rows(Bench& b, int64_t tokens) {
     return PermuteRows{p.normal(DType::kBf16, {tokens, kWidth}), routed(p).token_of,
                        p.fresh(DType::kBf16, {tokens * kTopK, kWidth})};
   });
+  b.op("permute_rows by token", tokens, (kTopK + 1) * row, [&](Pool& p) {
+    const Route r = routed(p);
+    return PermuteRows{p.normal(DType::kBf16, {tokens, kWidth}), r.token_of,
+                       p.fresh(DType::kBf16, {tokens * kTopK, kWidth}), r.row_of};
+  });
   for (bool residual : {true, false}) {
     b.op(residual ? "combine_experts" : "combine (dx: no gates)", tokens, (kTopK + (residual ? 2 : 1)) * row,
          [&](Pool& p) {

@@ -57,6 +57,25 @@ TEST(GpuMoe, permuted_rows_are_bitwise) {
   }
 }
 
+TEST(GpuMoe, rows_permuted_by_token_are_bitwise) {
+  for (DType type : kTypes) {
+    for (const Size& s : kSizes) {
+      SCOPED_TRACE(text(s));
+      Mirror m;
+      const Choices c(m, s);
+      const int64_t rows = s.tokens * s.top_k;
+      std::vector<int32_t> token_of(static_cast<size_t>(rows));
+      for (int64_t i = 0; i < rows; ++i) {
+        token_of[static_cast<size_t>(c.row_of.as<int32_t>()[i])] = static_cast<int32_t>(i / s.top_k);
+      }
+      m.check(PermuteRows{.x = m.normal(type, {s.tokens, s.width}),
+                          .token_of = m.i32(token_of),
+                          .out = m.fresh(type, {rows, s.width}),
+                          .row_of = c.row_of});
+    }
+  }
+}
+
 TEST(GpuMoe, combinations_follow_the_tree) {
   for (DType type : kTypes) {
     for (const Size& s : kSizes) {
