@@ -85,7 +85,13 @@ TEST_F(ResumeSlow, a_damaged_newest_checkpoint_is_passed_over_by_name) {
 TEST_F(ResumeSlow, with_every_checkpoint_damaged_it_exits_76_after_one_try) {
   leave_checkpoints(2);
   for (const std::string& name : checkpoints_of(run_)) damage(run_ + "/checkpoints/" + name);
-  const auto before = all_bytes_of(run_ + "/checkpoints");
+  // What a killed save had not finished may be swept away; a checkpoint may not change.
+  const auto whole_files = [this] {
+    auto files = all_bytes_of(run_ + "/checkpoints");
+    std::erase_if(files, [](const auto& file) { return file.first.find(".tmp") != std::string::npos; });
+    return files;
+  };
+  const auto before = whole_files();
   for (int again = 0; again < 2; ++again) {
     const Exit exit = run_binary(folder_.path(), train_args());
     EXPECT_EQ(exit.code, 76);
@@ -94,7 +100,7 @@ TEST_F(ResumeSlow, with_every_checkpoint_damaged_it_exits_76_after_one_try) {
     }
     EXPECT_NE(exit.errors.find("tensors-00001.safetensors"), std::string::npos) << exit.errors;
   }
-  EXPECT_EQ(all_bytes_of(run_ + "/checkpoints"), before);
+  EXPECT_EQ(whole_files(), before);
 }
 
 TEST_F(ResumeSlow, a_full_disk_at_a_periodic_save_does_not_stop_training) {
