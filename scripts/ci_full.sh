@@ -15,7 +15,7 @@ parts=("$@")
 # record PART LOG SECONDS: replaces the part's row in the table of results.
 record() {
   local line commit
-  line="$(grep -aE 'tests passed, .* failed out of|^compiled for ' "$2" | tail -1)"
+  line="$(grep -aE 'tests passed.* out of [0-9]+|^compiled for ' "$2" | tail -1)"
   [ -n "$line" ] || line="did not build"
   commit="$(git rev-parse --short HEAD)$(git diff --quiet HEAD || echo ' with changes')"
   grep -v "^| $1 |" "$results" >"$results.tmp"
