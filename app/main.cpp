@@ -5,6 +5,7 @@
 #include <map>
 
 #include "app/command.h"
+#include "engine/comm/ending.h"
 #include "engine/recipe/problems.h"
 #include "engine/recipe/scalars.h"
 #include "kernels/base/check.h"
@@ -153,10 +154,9 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const fp4t::Error& e) {
-    std::fprintf(stderr, "fp4train: %s\n", e.what());
-    return static_cast<int>(e.code());
+    return fp4t::end_after_error(static_cast<int>(e.code()), e.what());
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "fp4train: internal error: %s\n", e.what());
-    return static_cast<int>(fp4t::ExitCode::kInternal);
+    return fp4t::end_after_error(static_cast<int>(fp4t::ExitCode::kInternal),
+                                 std::string("internal error: ") + e.what());
   }
 }

@@ -2,7 +2,7 @@
 """Checks that no file includes a folder above its floor or beside it (DESIGN.md section 2).
 
 A file may include its own folder and lower floors. CUDA headers may appear only under kernels/cuda
-and in engine/comm/nccl.cpp. Exits with 1 and lists every violation otherwise.
+and in engine/comm/nccl.cpp, MPI's in engine/comm/mpi.cpp. Exits with 1 and lists every violation otherwise.
 """
 import pathlib
 import re
@@ -48,6 +48,8 @@ def main() -> int:
             for quote, target in INCLUDE.findall(path.read_text(encoding="utf-8")):
                 if CUDA.match(target) and own != "kernels/cuda" and name != "engine/comm/nccl.cpp":
                     errors.append(f"{name}: CUDA header {target}")
+                if target == "mpi.h" and name != "engine/comm/mpi.cpp":
+                    errors.append(f"{name}: MPI header")
                 if quote != '"':
                     continue
                 other = folder_of(target)

@@ -1,27 +1,45 @@
-// Collectives over the ranks of a run: the one virtual interface (DESIGN.md section 6). Coarse calls;
-// buffers are host pointers. One rank: every call is the identity.
+// Collectives over the ranks of a run: the one virtual interface (DESIGN.md section 6). Coarse calls; buffers
+// are host pointers. Every rank makes the same calls in the same order. One rank: every call is the identity.
+//
+// Sums are taken in rank order, so that they depend on the values and the number of ranks alone, and every
+// rank gets the same bits. A maximum with a NaN in it is NaN.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "kernels/base/check.h"
+
 namespace fp4t {
 
 enum class ReduceOp : uint8_t { kSum, kMax };
+
+// A collective failed: a message of another size than expected, a broken connection. Another rank's death is
+// the launcher's business, which ends the rest.
+struct CommunicationError : Error {
+  explicit CommunicationError(const std::string& m) : Error(ExitCode::kInternal, m) {}
+};
 
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Among the ranks of the whole run that share this host.
+  virtual int local_rank() const = 0;
+  virtual int local_size() const = 0;
   virtual void barrier() = 0;
   virtual void all_reduce(double* values, int64_t n, ReduceOp op) = 0;
   virtual void all_reduce(float* values, int64_t n, ReduceOp op) = 0;
   // out[r * n .. ) gets rank r's in[0 .. n).
   virtual void all_gather(const void* in, void* out, int64_t bytes_per_rank) = 0;
+  // out[0 .. n) is the sum over ranks of their in[rank() * n .. ).
   virtual void reduce_scatter(const float* in, float* out, int64_t n_per_rank) = 0;
+  // Part r of `in` goes to rank r; part r of `out` comes from rank r. What one sends, the other must expect:
+  // CommunicationError names both sizes otherwise.
   virtual void all_to_all(const void* in, const std::vector<int64_t>& send_bytes, void* out,
                           const std::vector<int64_t>& receive_bytes) = 0;
   virtual void broadcast(void* data, int64_t bytes, int root) = 0;
@@ -31,8 +49,16 @@ class Communicator {
 
 std::unique_ptr<Communicator> make_single();
 
+// All ranks that the launcher started, or the only one. Throws RecipeError when several processes were
+// started and are not connected (no MPI in this build, or a launcher that does not speak its protocol): each
+// would run the same job. Called once a process; the communicator's end is MPI's.
+std::unique_ptr<Communicator> make_communicator();
+
 // Number of processes that a launcher says it started (OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS), 1
 // without one; `variable` gets its name.
 int launched_processes(std::string* variable);
+
+// Threads for this rank: what was asked for, or with 0 its share of the host's cores.
+int threads_of_rank(int64_t requested, const Communicator& comm);
 
 }  // namespace fp4t

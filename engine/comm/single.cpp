@@ -1,8 +1,6 @@
-#include <cstdlib>
 #include <cstring>
 
 #include "engine/comm/comm.h"
-#include "kernels/base/check.h"
 
 namespace fp4t {
 
@@ -12,6 +10,8 @@ class Single : public Communicator {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
   void barrier() override {}
   void all_reduce(double*, int64_t, ReduceOp) override {}
   void all_reduce(float*, int64_t, ReduceOp) override {}
@@ -37,17 +37,5 @@ class Single : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_single() { return std::make_unique<Single>(); }
-
-int launched_processes(std::string* variable) {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-    const char* value = std::getenv(name);
-    const int n = value ? std::atoi(value) : 0;
-    if (n > 1) {
-      *variable = name;
-      return n;
-    }
-  }
-  return 1;
-}
 
 }  // namespace fp4t
