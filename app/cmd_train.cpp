@@ -1,4 +1,7 @@
+#include <optional>
+
 #include "app/command.h"
+#include "engine/comm/agree.h"
 #include "engine/recipe/load.h"
 #include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
@@ -8,16 +11,20 @@
 namespace fp4t {
 
 int cmd_train(const AppOptions& options) {
+  const auto comm = make_communicator();
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
-  refuse_unserved_launch();
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
-  const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
+  const Machine machine = probe_machine(recipe.run.device, threads_of_rank(recipe.run.threads, *comm));
   check_inputs(recipe);
-  const RunLock lock(recipe.run.dir);
-  const ResumePoint resume = find_resume(recipe.run);
-  const Plan plan = make_plan(recipe, machine, resume.span_steps, places);
+  std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
+  ResumePoint found;
+  on_rank_zero(*comm, [&, &run = recipe.run] {
+    lock.emplace(run.dir);
+    found = find_resume(run);
+  });
+  const ResumePoint resume = share_resume(*comm, found);
+  const Plan plan = make_plan(recipe, machine, resume.span_steps, places, comm->size());
   Queue queue = Queue::on(machine);
-  const auto comm = make_single();
   run_stages(queue, *comm, plan, {options.accept_changes, options.command_line}, resume);
   return 0;
 }

@@ -78,19 +78,23 @@ Console::Console(const std::string& run_dir) {
   }
 }
 
+Console::Console() = default;
 Console::~Console() = default;
 
 void Console::line(const std::string& text) {
+  if (!impl_) return;
   impl_->clear_status();
   impl_->logger.info("{}", printable(text));
 }
 
 void Console::warn(const std::string& text) {
+  if (!impl_) return;
   impl_->clear_status();
   impl_->logger.warn("{}", printable("warning: " + text));
 }
 
 void Console::status(const std::string& text) {
+  if (!impl_) return;
   if (impl_->terminal) {
     std::fprintf(stdout, "\r\033[K%s", text.c_str());
     std::fflush(stdout);

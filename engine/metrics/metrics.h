@@ -42,6 +42,7 @@ class MetricsWriter {
 class Console {
  public:
   explicit Console(const std::string& run_dir);  // also logs to <run_dir>/log.txt
+  Console();                                     // of every other rank: silent
   ~Console();
   void line(const std::string& text);  // information
   void warn(const std::string& text);

@@ -2,18 +2,19 @@
 
 #include <cmath>
 
+#include "engine/model/shard_exchange.h"
 #include "engine/plan/layout.h"
 #include "kernels/base/philox.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
 
-ParamSet::ParamSet(Arena& run_arena, const Plan& plan) {
+ParamSet::ParamSet(Arena& run_arena, const Plan& plan, int rank) : plan_(plan), rank_(rank) {
   const auto take = [&](const std::string& block, DType dtype, const Shape& shape) {
     return run_arena.take(block, dtype, shape);
   };
   for (const ParamInfo& info : plan.parameters) {
-    const ParamBlocks b = take_param(info, plan, take);
+    const ParamBlocks b = take_param(info, plan, rank, take);
     params_.push_back({info, b.master, b.copy, b.gradient});
   }
   for (const BufferInfo& info : plan.buffers) {
@@ -54,9 +55,16 @@ void ParamSet::initialise(Queue& queue, const Plan& plan) {
       continue;
     }
     const bool scaled = p.info.residual_out && model.init.scale_residual;
+    // Draws begin at a tensor's first element: where the master is a part, all are drawn where the gradient
+    // will be.
+    const bool is_part = p.master.shape != p.info.shape;
+    const TensorView whole = is_part ? p.gradient : p.master;
     run(queue, FillNormal{.key = site_key(plan.run.seed, Purpose::kInit, 0, p.info.tensor_id, 0, 0),
                           .scale = static_cast<float>(model.init.std / (scaled ? depth : 1.0)),
-                          .out = p.master});
+                          .out = whole});
+    if (!is_part || p.master.elements() == 0) continue;
+    FP4T_CHECK(p.master.dtype == DType::kF32 && whole.dtype == DType::kF32, "master of ", p.info.name);
+    queue.copy(p.master.data, elements_of(whole, owned(p)).data, p.master.bytes());
   }
   for (Buffer& b : buffers_) queue.fill_bytes(b.data.data, 0, b.data.bytes());
   refresh_copies(queue);
@@ -64,8 +72,12 @@ void ParamSet::initialise(Queue& queue, const Plan& plan) {
 
 void ParamSet::refresh_copies(Queue& queue) {
   for (Param& p : params_) {
-    if (!p.copy.empty()) run(queue, Cast{.x = p.master, .out = p.copy});
+    if (p.copy.empty()) continue;
+    const Span elements = owned(p);
+    if (elements.count() == 0) continue;
+    run(queue, Cast{.x = master_of(p, elements), .out = elements_of(p.copy, elements)});
   }
+  if (exchange_) exchange_->gather_weights();
 }
 
 }  // namespace fp4t

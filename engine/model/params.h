@@ -14,7 +14,9 @@ namespace fp4t {
 
 struct Param {
   ParamInfo info;
-  TensorView master;    // F32 or BF16 (dtypes.masters); norms and routers always F32
+  // F32 or BF16 (dtypes.masters); norms and routers always F32. Where several ranks share a parameter that
+  // has a copy: only what this rank owns, [n].
+  TensorView master;
   TensorView copy;      // BF16 copy that products read; empty under the fp32 format, for norms and routers,
                         // and when the master is BF16 itself
   TensorView gradient;  // F32 or BF16
@@ -25,21 +27,40 @@ struct Buffer {
   TensorView data;
 };
 
+class ShardExchange;
+
+// Elements of a tensor in a row.
+inline TensorView elements_of(const TensorView& whole, const Span& elements) {
+  return whole.reshape({whole.elements()}).rows(elements.begin, elements.count());
+}
+// The master of the elements that a rank owns, [n].
+inline TensorView master_of(const Param& p, const Span& owned) {
+  const bool is_part = p.master.elements() == owned.count();
+  return is_part ? p.master.reshape({owned.count()}) : elements_of(p.master, owned);
+}
+
 class ParamSet {
  public:
-  ParamSet(Arena& run_arena, const Plan& plan);
+  ParamSet(Arena& run_arena, const Plan& plan, int rank = 0);
+  // With several ranks, before anything that follows is called.
+  void connect(ShardExchange& exchange) { exchange_ = &exchange; }
 
   std::vector<Param>& params() { return params_; }
   std::vector<Buffer>& buffers() { return buffers_; }
   Param& find(const std::string& name);  // throws InternalError when absent
   Buffer& find_buffer(const std::string& name);
+  // What this rank owns of a parameter.
+  Span owned(const Param& p) const { return plan_.shards.owned(p.info, rank_); }
 
   // Normal(0, std) by FillNormal with keys (seed, kInit, tensor_id); norms 1; buffers 0.
   void initialise(Queue& queue, const Plan& plan);
-  // Rounds every master to its copy.
+  // Rounds every master to its copy, on all ranks.
   void refresh_copies(Queue& queue);
 
  private:
+  const Plan& plan_;
+  int rank_;
+  ShardExchange* exchange_ = nullptr;
   std::vector<Param> params_;
   std::vector<Buffer> buffers_;
 };

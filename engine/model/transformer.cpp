@@ -7,17 +7,19 @@
 
 namespace fp4t {
 
-Transformer::Impl::Impl(Queue& queue_in, const Plan& plan_in, Poison poison)
+Transformer::Impl::Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in, Poison poison)
     : queue(queue_in),
       plan(plan_in),
       dims(dims_of(plan_in)),
       run_arena(queue_in, "run", plan_in.memory.run_bytes, poison),
       step_arena(queue_in, "step", plan_in.memory.step_bytes, poison),
       scratch(queue_in, "scratch", plan_in.memory.scratch_bytes, poison),
-      params(run_arena, plan_in),
+      params(run_arena, plan_in, comm.rank()),
+      exchange(queue_in, comm, plan_in, params.params(), run_arena),
       state(take_state(dims, static_cast<int64_t>(gemm_sites(plan_in).size()), num_moe_layers(plan_in.model),
                        ArenaTake{run_arena})),
       monitors(queue_in, plan_in, state) {
+  params.connect(exchange);
   queue.reserve_workspace(plan.memory.workspace_bytes);
   FP4T_CHECK(plan.parallel.expert == 1, "experts over ", plan.parallel.expert, " ranks");
   build_blocks();
@@ -257,14 +259,15 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
 
 // Interface ------------------------------------------------------------------------------------------
 
-Transformer::Transformer(Queue& queue, Communicator& /*comm*/, const Plan& plan, Poison poison)
-    : impl_(std::make_unique<Impl>(queue, plan, poison)) {}
+Transformer::Transformer(Queue& queue, Communicator& comm, const Plan& plan, Poison poison)
+    : impl_(std::make_unique<Impl>(queue, comm, plan, poison)) {}
 Transformer::~Transformer() = default;
 
 ParamSet& Transformer::params() { return impl_->params; }
 const Plan& Transformer::plan() const { return impl_->plan; }
 Queue& Transformer::queue() { return impl_->queue; }
 Arena& Transformer::run_arena() { return impl_->run_arena; }
+ShardExchange& Transformer::shard_exchange() { return impl_->exchange; }
 
 void Transformer::forward(const Pass& pass, const TokenBatch& batch) { impl_->forward(pass, batch); }
 void Transformer::score(const Pass& pass, const Scoring& scoring) { impl_->score(pass, scoring); }

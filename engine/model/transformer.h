@@ -12,6 +12,7 @@
 
 #include "engine/comm/comm.h"
 #include "engine/model/params.h"
+#include "engine/model/shard_exchange.h"
 #include "engine/plan/plan.h"
 #include "kernels/base/arena.h"
 #include "kernels/base/philox.h"
@@ -86,6 +87,9 @@ class Transformer {
   Queue& queue();
   // The arena of run lifetime, for the optimizer's state and a reference policy's weights.
   Arena& run_arena();
+
+  // Parameters between ranks.
+  ShardExchange& shard_exchange();
 
   // Runs a packed batch up to its last norm. Keeps what backward needs when pass.backward is set.
   void forward(const Pass& pass, const TokenBatch& batch);

@@ -16,7 +16,7 @@
 namespace fp4t {
 
 struct Transformer::Impl {
-  Impl(Queue& queue_in, const Plan& plan_in, Poison poison);
+  Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in, Poison poison);
 
   void forward(const Pass& pass, const TokenBatch& batch);
   void score(const Pass& pass, const Scoring& scoring);
@@ -61,6 +61,7 @@ struct Transformer::Impl {
   ModelDims dims;
   Arena run_arena, step_arena, scratch;
   ParamSet params;
+  ShardExchange exchange;
   StateBlocks state;
   Monitors monitors;
   std::vector<Block> blocks;

@@ -10,9 +10,9 @@ struct Optimizer::Impl {
 };
 
 Optimizer::Optimizer(Transformer& model, Communicator& comm, Arena& arena)
-    : impl_(new Impl{model, Updater(model.queue(), model.plan(), model.params().params(), arena)}) {
-  // With several ranks the norm and the decision to skip are sums over them.
-  FP4T_CHECK_EQ(comm.size(), 1, "ranks");
+    : impl_(new Impl{model, Updater(model.queue(), model.plan(), model.params().params(), arena,
+                                    &model.shard_exchange())}) {
+  FP4T_CHECK_EQ(comm.size(), model.shard_exchange().comm().size(), "ranks");
 }
 
 Optimizer::~Optimizer() = default;

@@ -30,15 +30,16 @@ class Optimizer {
   // Zeroes moments and the applied-update count: the start of a stage with state: fresh.
   void reset();
 
-  // One update from the accumulated gradients. `attempted` keys the random bits; `extra_nonfinite` is what
-  // quantisers saw. Decides apply or skip before any weight changes; calls model.weights_changed().
+  // One update from the accumulated gradients, summed over ranks. `attempted` keys the random bits;
+  // `extra_nonfinite` is what quantisers of all ranks saw. Decides apply or skip, on all ranks alike, before
+  // any weight changes; calls model.weights_changed().
   StepReport step(const OptimizerSpec& spec, double learning_rate_factor, uint32_t attempted,
                   double extra_nonfinite);
 
   int64_t applied_updates() const;
   void set_applied_updates(int64_t n);
 
-  // Moments by name ("optimizer.m.<parameter>", "optimizer.v.<parameter>").
+  // Moments of the owned elements by name ("optimizer.m.<parameter>", "optimizer.v.<parameter>").
   std::vector<NamedTensor> state();
 
  private:

@@ -25,14 +25,24 @@ DType moments_dtype(const ParamInfo& info, const Plan& plan) {
 
 }  // namespace
 
-Updater::Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Arena& arena)
-    : queue_(queue), plan_(plan), params_(params) {
+Updater::Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Arena& arena,
+                 ShardExchange* exchange)
+    : queue_(queue),
+      plan_(plan),
+      params_(params),
+      exchange_(exchange),
+      rank_(exchange ? exchange->comm().rank() : 0) {
+  FP4T_CHECK(exchange || !plan.shards.is_sharded(), "several ranks without an exchange");
   for (const Param& p : params) {
     const DType dtype = moments_dtype(p.info, plan);
+    const Shape shape = owned_shape(p.info, plan, rank_);
     Moments moments;
-    moments.m = arena.take("optimizer moments", dtype, p.info.shape);
-    moments.v = arena.take("optimizer moments", dtype, p.info.shape);
+    moments.m = arena.take("optimizer moments", dtype, shape);
+    moments.v = arena.take("optimizer moments", dtype, shape);
     moments_.push_back(moments);
+  }
+  if (plan.shards.is_sharded()) {
+    chunk_sums_ = arena.take("norm chunks", DType::kF64, {2 * norm_chunks(plan)});
   }
   sums_ = arena.take("optimizer scalars", DType::kF64, {2});
   clip_ = arena.take("optimizer scalars", DType::kF32, {1});
@@ -58,12 +68,51 @@ void Updater::reset() {
   applied_ = 0;
 }
 
-Download Updater::decide(const OptimizerSpec& spec, double extra_nonfinite) {
+void Updater::sum_squares() {
   queue_.fill_bytes(sums_.data, 0, sums_.bytes());
-  const TensorView sum = sums_.rows(0, 1), nonfinite = sums_.rows(1, 1);
   for (const Param& p : params_) {
-    run(queue_, SumSquares{.x = flat(p.gradient), .sum = sum, .nonfinite = nonfinite});
+    run(queue_, SumSquares{.x = flat(p.gradient), .sum = sums_.rows(0, 1), .nonfinite = sums_.rows(1, 1)});
   }
+}
+
+void Updater::sum_squares_over_ranks() {
+  queue_.fill_bytes(chunk_sums_.data, 0, chunk_sums_.bytes());
+  int64_t next = 0;
+  for (const Param& p : params_) {
+    const Span owned = plan_.shards.owned(p.info, rank_);
+    for (int64_t begin = 0; begin < p.info.shape.elements(); begin += kNormChunk, ++next) {
+      const int64_t end = std::min(begin + kNormChunk, p.info.shape.elements());
+      if (begin < owned.begin || end > owned.end) continue;  // pieces end between chunks
+      run(queue_, SumSquares{.x = elements_of(p.gradient, {begin, end}),
+                             .sum = chunk_sums_.rows(2 * next, 1),
+                             .nonfinite = chunk_sums_.rows(2 * next + 1, 1)});
+    }
+  }
+  std::vector<double> chunks = queue_.download(chunk_sums_.data, chunk_sums_.bytes()).values<double>();
+  // Every entry is one rank's and the others' zero, so this sum is exact.
+  exchange_->comm().all_reduce(chunks.data(), static_cast<int64_t>(chunks.size()), ReduceOp::kSum);
+  double sums[2] = {0, 0};
+  next = 0;
+  for (const Param& p : params_) {
+    double sum = 0, nonfinite = 0;
+    for (int64_t begin = 0; begin < p.info.shape.elements(); begin += kNormChunk, ++next) {
+      sum += chunks[static_cast<size_t>(2 * next)];
+      nonfinite += chunks[static_cast<size_t>(2 * next + 1)];
+    }
+    sums[0] += sum;
+    sums[1] += nonfinite;
+  }
+  queue_.upload(sums_.data, sums, sums_.bytes());
+}
+
+Download Updater::decide(const OptimizerSpec& spec, double extra_nonfinite) {
+  if (plan_.shards.is_sharded()) {
+    exchange_->sum_gradients();
+    sum_squares_over_ranks();
+  } else {
+    sum_squares();
+  }
+  const TensorView sum = sums_.rows(0, 1), nonfinite = sums_.rows(1, 1);
   run(queue_, ClipFactor{.sum = sum,
                          .nonfinite = nonfinite,
                          .extra_nonfinite = extra_nonfinite,
@@ -97,6 +146,7 @@ StepReport Updater::step(const OptimizerSpec& spec, double learning_rate_factor,
     if (!report.applied) return report;
   }
   for (size_t i = 0; i < params_.size(); ++i) {
+    if (plan_.shards.owned(params_[i].info, rank_).count() == 0) continue;
     const PhiloxKey key =
         site_key(plan_.run.seed, Purpose::kStore, 0, params_[i].info.tensor_id, attempted, 0);
     if (muon && is_muon_parameter(params_[i].info)) {
@@ -106,20 +156,23 @@ StepReport Updater::step(const OptimizerSpec& spec, double learning_rate_factor,
     }
   }
   const StepReport report = report_of(sums.values<double>(), spec, extra_nonfinite);
-  if (report.applied) ++applied_;
+  if (!report.applied) return report;
+  ++applied_;
+  if (exchange_) exchange_->gather_weights();
   return report;
 }
 
 void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t update, Param& param,
                            const Moments& moments, PhiloxKey key) {
   const auto t = static_cast<double>(update);
+  const Span owned = plan_.shards.owned(param.info, rank_);
   run(queue_,
-      AdamWStep{.grad = flat(param.gradient),
+      AdamWStep{.grad = elements_of(param.gradient, owned),
                 .grad_scale = clip_,
-                .master = flat(param.master),
+                .master = master_of(param, owned),
                 .m = flat(moments.m),
                 .v = flat(moments.v),
-                .copy = flat(param.copy),
+                .copy = param.copy.empty() ? param.copy : elements_of(param.copy, owned),
                 .lr = static_cast<float>(spec.learning_rate * factor),
                 .beta1 = static_cast<float>(spec.beta1),
                 .beta2 = static_cast<float>(spec.beta2),
@@ -128,12 +181,14 @@ void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t upd
                 .bias1 = static_cast<float>(1.0 / (1.0 - std::pow(spec.beta1, t))),
                 .bias2 = static_cast<float>(1.0 / (1.0 - std::pow(spec.beta2, t))),
                 .store_key = key,
+                .first_element = owned.begin,
                 .apply = apply_});
 }
 
 void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
                           PhiloxKey key) {
   const int64_t elements = param.info.shape.elements();
+  FP4T_CHECK_EQ(plan_.shards.owned(param.info, rank_).count(), elements, "of a parameter that Muon updates");
   const int64_t columns = param.info.shape[param.info.shape.rank() - 1];
   const TensorView update = {muon_update_.data, DType::kF32, {elements}};
   run(queue_, MuonMomentum{.grad = flat(param.gradient),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/model/params.h"
+#include "engine/model/shard_exchange.h"
 #include "engine/optim/muon.h"
 #include "engine/optim/optimizer.h"
 #include "kernels/base/philox.h"
@@ -13,8 +14,10 @@ namespace fp4t {
 
 class Updater {
  public:
-  // State comes from `arena`; Muon's scratch only when a stage of the plan uses Muon.
-  Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Arena& arena);
+  // State comes from `arena`; Muon's scratch only when a stage of the plan uses Muon. `exchange` with the
+  // other ranks, null on one.
+  Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Arena& arena,
+          ShardExchange* exchange = nullptr);
 
   void reset();
   StepReport step(const OptimizerSpec& spec, double learning_rate_factor, uint32_t attempted,
@@ -30,10 +33,13 @@ class Updater {
   };
   // Enqueues the sums over all gradients and what follows from them, clip_ and apply_; returns the sums.
   Download decide(const OptimizerSpec& spec, double extra_nonfinite);
+  void sum_squares();
+  // The same over several ranks: one sum a chunk from its owner, added in the order of the logical tensors.
+  void sum_squares_over_ranks();
   // What was decided, by the same arithmetic.
   static StepReport report_of(const std::vector<double>& sums, const OptimizerSpec& spec,
                               double extra_nonfinite);
-  // `update` counts from 1.
+  // Of the elements that this rank owns; `update` counts from 1.
   void update_adamw(const OptimizerSpec& spec, double factor, int64_t update, Param& param,
                     const Moments& moments, PhiloxKey key);
   void update_muon(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
@@ -42,8 +48,11 @@ class Updater {
   Queue& queue_;
   const Plan& plan_;
   std::vector<Param>& params_;
+  ShardExchange* exchange_;
+  int rank_;
   std::vector<Moments> moments_;
   TensorView sums_;         // F64 [2]: of squares, of non-finite elements
+  TensorView chunk_sums_;   // F64 [2 * norm chunks], the same of each; with several ranks
   TensorView clip_;         // F32 [1]
   TensorView apply_;        // I32 [1]
   TensorView muon_update_;  // F32, elements of the largest Muon parameter

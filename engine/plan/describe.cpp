@@ -58,13 +58,21 @@ std::string model_text(const Plan& plan) {
   return text;
 }
 
-std::string stage_text(const StagePlan& stage) {
+std::string ranks_text(const Plan& plan) {
+  if (plan.axes.ranks() == 1) return "";
+  return detail::concat("ranks\n  ", plan.axes.ranks(), ": data ", plan.axes.data, " x expert ",
+                        plan.axes.expert, "; masters and moments of at most ",
+                        grouped(plan.shards.largest_row()), " parameters a rank\n");
+}
+
+std::string stage_text(const Plan& plan, const StagePlan& stage) {
   const CheckpointSpec& checkpoint = *std::visit([](const auto& s) { return &s.checkpoint; }, stage.spec);
   std::string text = detail::concat("  ", stage.name, ": ", grouped(stage.steps), " steps, ",
                                     grouped(stage.steps * stage.updates_per_step), " updates");
   if (const auto* pretrain = std::get_if<PretrainSpec>(&stage.spec)) {
     text += detail::concat(", ", grouped(pretrain->batch.tokens), " tokens a step in ", stage.accumulation,
-                           stage.accumulation == 1 ? " micro-batch of " : " micro-batches of ",
+                           stage.accumulation == 1 ? " micro-batch" : " micro-batches",
+                           plan.axes.ranks() > 1 ? " a rank of at most " : " of ",
                            pretrain->batch.micro_sequences, " x ", pretrain->batch.length, ", ",
                            grouped(stage.steps * pretrain->batch.tokens), " tokens in all");
   } else {
@@ -133,8 +141,9 @@ std::string memory_text(const Plan& plan) {
 
 std::string describe(const Plan& plan) {
   std::string text = model_text(plan);
-  text += detail::concat("  ", fixed(plan.flops_per_token / 1e6, 3), " MFLOP a trained token\nstages\n");
-  for (const StagePlan& stage : plan.stages) text += stage_text(stage);
+  text += detail::concat("  ", fixed(plan.flops_per_token / 1e6, 3), " MFLOP a trained token\n");
+  text += ranks_text(plan) + "stages\n";
+  for (const StagePlan& stage : plan.stages) text += stage_text(plan, stage);
   text += detail::concat("  largest forward-backward ", grouped(plan.max_tokens), " tokens");
   if (plan.max_cache_slots > 0) {
     text += detail::concat("; generation ", plan.max_cache_slots, " sequences of up to ",

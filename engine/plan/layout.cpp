@@ -31,6 +31,18 @@ ModelDims dims_of(const Plan& plan) {
   return d;
 }
 
+int64_t exchange_elements(const Plan& plan) {
+  if (!plan.shards.is_sharded()) return 0;
+  constexpr int64_t kAllRanks = int64_t{16} << 20;
+  return std::min(plan.shards.largest_row(), std::max(kNormChunk, kAllRanks / plan.axes.ranks()));
+}
+
+int64_t norm_chunks(const Plan& plan) {
+  int64_t n = 0;
+  for (const ParamInfo& p : plan.parameters) n += ceil_div(p.shape.elements(), kNormChunk);
+  return n;
+}
+
 Keep keep_for_backward(const ParallelSpec& parallel) {
   return parallel.recompute == "block" ? Keep::kInputs : Keep::kAll;
 }

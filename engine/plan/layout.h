@@ -415,14 +415,39 @@ inline bool has_copy(const ParamInfo& p, const Plan& plan) {
   return plan.act == DType::kBf16 && p.role != ParamRole::kNorm && p.role != ParamRole::kRouter &&
          plan.dtypes.masters != DType::kBf16;
 }
+// Several ranks share the masters that no product reads.
+inline bool master_is_part(const ParamInfo& p, const Plan& plan) {
+  return plan.shards.is_sharded() && has_copy(p, plan);
+}
+// Moments, and masters that ranks share: of what this rank owns; whole on one rank.
+inline Shape owned_shape(const ParamInfo& p, const Plan& plan, int64_t rank) {
+  return plan.shards.is_sharded() ? Shape{plan.shards.owned(p, rank).count()} : p.shape;
+}
 template <class Take>
-ParamBlocks take_param(const ParamInfo& p, const Plan& plan, Take&& take) {
+ParamBlocks take_param(const ParamInfo& p, const Plan& plan, int64_t rank, Take&& take) {
   ParamBlocks b;
-  b.master = take("masters", master_dtype(p, plan.dtypes), p.shape);
+  b.master = take("masters", master_dtype(p, plan.dtypes),
+                  master_is_part(p, plan) ? owned_shape(p, plan, rank) : p.shape);
   if (has_copy(p, plan)) b.copy = take("BF16 copies", DType::kBf16, p.shape);
   b.gradient = take("gradients", p.gradient, p.shape);
   return b;
 }
+
+// Buffers for one round of engine/model/shard_exchange.h: elements of a rank's piece, and all ranks' of them.
+int64_t exchange_elements(const Plan& plan);
+struct ExchangeBlocks {
+  TensorView here, there;
+};
+template <class Take>
+ExchangeBlocks take_exchange(const Plan& plan, Take&& take) {
+  ExchangeBlocks b;
+  const Shape all = {plan.axes.ranks() * exchange_elements(plan)};
+  b.here = take("rank exchange", DType::kF32, all);
+  b.there = take("rank exchange", DType::kF32, all);
+  return b;
+}
+// Norm chunks of all parameters, for the sums that ranks tell each other.
+int64_t norm_chunks(const Plan& plan);
 
 // Monitors: operands of a site in the order (fprop act, weight; dgrad grad, weight; wgrad grad, act).
 inline constexpr int kOperandsPerSite = 6;

@@ -63,9 +63,10 @@ void price_muon(const Plan& plan, Pricer& p) {
   }
 }
 
-Pricer price_run(const Plan& plan, const ModelDims& dims, const std::vector<GemmSite>& sites) {
+Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims,
+                    const std::vector<GemmSite>& sites) {
   Pricer p;
-  for (const ParamInfo& info : plan.parameters) take_param(info, plan, p);
+  for (const ParamInfo& info : plan.parameters) take_param(info, plan, rank, p);
   for (const BufferInfo& b : plan.buffers) p("buffers", b.dtype, b.shape);
   take_state(dims, static_cast<int64_t>(sites.size()), num_moe_layers(plan.model), p);
   for (const GemmSite& site : sites) {
@@ -73,18 +74,32 @@ Pricer price_run(const Plan& plan, const ModelDims& dims, const std::vector<Gemm
   }
   for (const ParamInfo& info : plan.parameters) {
     const DType moments = master_dtype(info, {plan.dtypes.moments, plan.dtypes.moments, DType::kF32});
-    p("optimizer moments", moments, info.shape);
-    p("optimizer moments", moments, info.shape);
+    for (int i = 0; i < 2; ++i) p("optimizer moments", moments, owned_shape(info, plan, rank));
+  }
+  if (plan.shards.is_sharded()) {
+    take_exchange(plan, p);
+    p("norm chunks", DType::kF64, {2 * norm_chunks(plan)});
   }
   for (int i = 0; i < 16; ++i) p("optimizer scalars", DType::kF64, {1});
   price_muon(plan, p);
   if (needs_reference(plan)) {
     for (const ParamInfo& info : plan.parameters) {
-      p("reference policy", master_dtype(info, plan.dtypes), info.shape);
+      p("reference policy", master_dtype(info, plan.dtypes),
+        master_is_part(info, plan) ? owned_shape(info, plan, rank) : info.shape);
     }
     for (const BufferInfo& b : plan.buffers) p("reference policy", b.dtype, b.shape);
   }
   return p;
+}
+
+// Of the rank that needs most.
+Pricer price_run(const Plan& plan, const ModelDims& dims, const std::vector<GemmSite>& sites) {
+  Pricer most;
+  for (int64_t rank = 0; rank < plan.axes.ranks(); ++rank) {
+    const Pricer p = price_run_of(rank, plan, dims, sites);
+    if (p.total() > most.total()) most = p;
+  }
+  return most;
 }
 
 // The larger of the phases lies over the smaller one.

@@ -11,18 +11,34 @@ namespace fp4t {
 
 namespace {
 
+Axes resolve_axes(const Recipe& recipe, const Machine& machine, int64_t ranks, ProblemList& problems) {
+  const ParallelSpec& p = recipe.parallel;
+  const std::string here = ranks == 1 ? "this program runs on one" : detail::concat("this run has ", ranks);
+  if (ranks % p.expert != 0) {
+    problems.at("parallel.expert",
+                detail::concat(p.expert, " needs ", p.expert, " ranks, or a multiple, and ", here,
+                               "; allowed: a divisor of the number of ranks"));
+    return {};
+  }
+  const Axes axes = {ranks / p.expert, p.expert};
+  if (p.data != 0 && p.data != axes.data) {
+    problems.at("parallel.data",
+                detail::concat(p.data, " x parallel.expert ", p.expert, " needs ", p.data * p.expert,
+                               " ranks, and ", here, "; allowed: ", axes.data, ", or 0 for what is left"));
+  }
+  if (ranks > 1 && machine.backend == Backend::kCuda) {
+    problems.at("run.device", detail::concat(recipe.run.device, ", and several ranks exchange host buffers: ",
+                                             ranks, " ranks compute on the CPU; allowed: cpu"));
+  }
+  return axes;
+}
+
 void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& problems) {
   if (recipe.run.device == "cuda" && machine.backend != Backend::kCuda) {
     const std::string why = !machine.gpu_obstacle.empty() ? machine.gpu_obstacle
                             : machine.built_with_cuda     ? "this machine shows no usable GPU"
                                                           : "this program was built without CUDA";
     problems.at("run.device", "cuda, and " + why + "; allowed: auto, cpu");
-  }
-  for (const auto& [key, value] :
-       {std::pair{"expert", recipe.parallel.expert}, {"zero", recipe.parallel.zero}}) {
-    if (value == 1) continue;
-    problems.at(detail::concat("parallel.", key),
-                detail::concat(value, " needs ", value, " ranks, and this program runs on one; allowed: 1"));
   }
 }
 
@@ -93,11 +109,22 @@ void check_memory(const Plan& plan, ProblemList& problems) {
                                   ": smaller micro-batches or parallel.recompute: block need less"));
 }
 
+// Muon makes whole matrices orthogonal, so no parameter may be cut where it is used.
+bool uses_muon(const Plan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(), [](const StagePlan& s) {
+    return std::visit([](const auto& spec) { return spec.optimizer.kind == "muon"; }, s.spec);
+  });
+}
+
 void finish_parameters(Plan& plan) {
   plan.parameters = parameter_list(plan.model, plan.dtypes);
   plan.buffers = buffer_list(plan.model);
   if (plan.act == DType::kF32 || accumulates(plan)) {
     for (ParamInfo& p : plan.parameters) p.gradient = DType::kF32;
+  }
+  if (plan.axes.ranks() > 1) {
+    const auto cut = uses_muon(plan) ? ShardTable::Cut::kParameters : ShardTable::Cut::kChunks;
+    plan.shards = ShardTable(plan.parameters, plan.axes.ranks(), cut);
   }
 }
 
@@ -110,7 +137,7 @@ int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
 }
 
 Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
-               const FieldPlaces& places) {
+               const FieldPlaces& places, int64_t ranks) {
   Plan plan;
   plan.run = recipe.run;
   plan.model = recipe.model;
@@ -119,6 +146,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   plan.tokenizer = recipe.tokenizer;
   plan.machine = machine;
   ProblemList problems(places);
+  plan.axes = resolve_axes(recipe, machine, ranks, problems);
   check_machine(recipe, machine, problems);
   check_kernels(plan, problems);
   resolve_vocabulary(plan, problems);

@@ -8,6 +8,7 @@
 
 #include "engine/plan/parameters.h"
 #include "engine/plan/precision.h"
+#include "engine/plan/ranks.h"
 #include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 #include "kernels/base/queue.h"
@@ -20,7 +21,7 @@ struct StagePlan {
   bool is_rl = false;
   int64_t steps = 0;
   int64_t updates_per_step = 1;  // optimizer updates a step, at most
-  int64_t accumulation = 1;      // micro-batches a step (pretraining)
+  int64_t accumulation = 1;      // micro-batches a step (pretraining), of the rank with the most
   StagePrecision precision;
   std::string equality_obstacle;  // "" when sampler and trainer agree bit for bit
 };
@@ -46,6 +47,8 @@ struct Plan {
   Machine machine;
   std::vector<ParamInfo> parameters;
   std::vector<BufferInfo> buffers;
+  Axes axes;          // ranks of the run
+  ShardTable shards;  // what each of them owns
   std::vector<StagePlan> stages;
   MemoryPlan memory;
   DType act = DType::kBf16;       // of tensors between ops: BF16, F32 under the fp32 format
@@ -66,8 +69,10 @@ int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer);
 // `span_steps`: steps by stage that percentages in precision rules refer to, as a checkpoint recorded them
 // (a longer run does not move a switch); empty: each stage's own steps.
 // `places` of the recipe's keys, which the problems are to name; empty: paths alone.
+// `ranks` that work on the run together. The plan is the same on all of them; its memory is that of the rank
+// that needs most.
 Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
-               const FieldPlaces& places = {});
+               const FieldPlaces& places = {}, int64_t ranks = 1);
 
 // Sizes a plan for generation alone: one forward of a prompt, `samples` sequences of `length` positions.
 void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int64_t samples);

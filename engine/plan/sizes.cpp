@@ -63,13 +63,19 @@ void size_pretrain(Plan& plan, StagePlan& stage, const PretrainSpec& spec, const
         detail::concat(spec.batch.tokens, " is not a whole number of micro-batches of micro_sequences ",
                        spec.batch.micro_sequences, " x length ", spec.batch.length));
   } else {
-    stage.accumulation = spec.batch.tokens / micro;
+    const int64_t sequences = spec.batch.tokens / spec.batch.length;
+    if (sequences < plan.axes.ranks()) {
+      problems.at(path + "batch.tokens", detail::concat(sequences, " sequences a step leave some of the ",
+                                                        plan.axes.ranks(), " ranks without any"));
+    }
+    const int64_t most = largest_part(sequences, plan.axes.ranks());
+    stage.accumulation = ceil_div(most, spec.batch.micro_sequences);
+    plan.max_tokens = std::max(plan.max_tokens, std::min(micro, most * spec.batch.length));
   }
   if (spec.batch.length > plan.model.max_positions) {
     problems.at(path + "batch.length", detail::concat(spec.batch.length, " is more than model.max_positions ",
                                                       plan.model.max_positions));
   }
-  plan.max_tokens = std::max(plan.max_tokens, micro);
   add_eval(plan, spec.eval, path, needs, problems);
 }
 
@@ -81,7 +87,8 @@ void size_rl(Plan& plan, const RlSpec& spec, const std::string& path, DecodeNeed
              ProblemList& problems) {
   const int64_t prompt = longest_prompt(spec.task);
   check_prompt(plan, path + "task", prompt, problems);
-  const int64_t sequences = spec.sampling.prompts * spec.sampling.samples;
+  const int64_t prompts = largest_part(spec.sampling.prompts, plan.axes.ranks());
+  const int64_t sequences = prompts * spec.sampling.samples;  // of one rank
   const int64_t length = rl_sequence_length(plan, spec);
   if (spec.objective.micro_tokens < length) {
     problems.at(path + "objective.micro_tokens",
@@ -129,6 +136,7 @@ int64_t head_chunk(int64_t vocabulary) {
 }
 
 bool accumulates(const Plan& plan) {
+  if (plan.axes.ranks() > 1) return true;
   for (const StagePlan& stage : plan.stages) {
     if (stage.accumulation > 1) return true;
     if (!stage.is_rl) continue;

@@ -302,6 +302,10 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
     v.leave();
   }
   if (v.enter(layout("parallel", "how the work is spread"))) {
+    v.value(layout("data", "ranks over which everything is replicated; 0: the number of ranks by expert")
+                .at_least(0)
+                .at_most(kMostHeads),
+            r.parallel.data);
     v.value(layout("expert", "ranks that share the experts").at_least(1).at_most(kMostHeads),
             r.parallel.expert);
     v.value(layout("zero", "ZeRO stage").at_least(1).at_most(3), r.parallel.zero);

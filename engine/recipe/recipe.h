@@ -91,6 +91,7 @@ struct TokenizerSpec {
 };
 
 struct ParallelSpec {
+  int64_t data = 0;  // 0: what is left of the ranks
   int64_t expert = 1;
   int64_t zero = 1;
   std::string recompute = "none";  // none, block

@@ -83,17 +83,17 @@ void experts_spread_evenly(Check& c) {
   }
 }
 
-void ranks_are_there(Check& c) {
-  constexpr int64_t kRanks = 1;  // the one Communicator so far is a single rank's
+void ranks_share_what_they_can(Check& c) {
   const int64_t expert = c.recipe().parallel.expert;
-  if (expert > kRanks) {
-    c.fail("parallel.expert",
-           concat("found ", expert, "; allowed: a divisor of the number of ranks, which is ", kRanks));
+  if (expert > 1) {
+    c.fail("parallel.expert", concat("found ", expert,
+                                     "; allowed: 1, every rank of this program holds all "
+                                     "experts"));
   }
-  if (c.recipe().parallel.zero > kRanks) {
+  if (c.recipe().parallel.zero > 1) {
     c.fail("parallel.zero", concat("found ", c.recipe().parallel.zero,
-                                   ", which shares gradients or weights between ranks, and this program "
-                                   "runs on one; allowed: 1"));
+                                   ", which shares gradients or weights between ranks; allowed: 1, which "
+                                   "shares masters and moments"));
   }
 }
 
@@ -161,7 +161,7 @@ void validate_model(Check& c) {
   llama3_wavelengths_are_ordered(c);
   yarn_rotations_are_ordered(c);
   experts_spread_evenly(c);
-  ranks_are_there(c);
+  ranks_share_what_they_can(c);
   promises_are_kept(c);
   parameters_are_countable(c);
 }

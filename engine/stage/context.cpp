@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "engine/comm/agree.h"
+#include "engine/plan/layout.h"
 #include "engine/stage/signals.h"
 #include "engine/store/huggingface.h"
 #include "engine/tokens/corpus.h"
@@ -74,7 +76,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
       comm(comm_in),
       plan(plan_in),
       options(options_in),
-      console(plan_in.run.dir),
+      console(comm_in.rank() == 0 ? Console(plan_in.run.dir) : Console()),
       tokenizer(make_tokenizer(plan_in.tokenizer)),
       model(queue_in, comm_in, plan_in),
       optimizer(model, comm_in, model.run_arena()),
@@ -105,6 +107,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     if (!is_started(state, i)) state.texts[span_steps_key(i)] = std::to_string(plan.stages[i].steps);
   }
+  if (!leads()) return;
   metrics = std::make_unique<MetricsWriter>(plan.run.dir, state.metrics_lines, header_json(plan));
   if (metrics->lines() < state.metrics_lines) {
     console.warn(detail::concat("metrics.jsonl holds ", metrics->lines(), " of the ", state.metrics_lines,
@@ -134,7 +137,7 @@ void Run::restore(const ResumePoint& resume) {
   for (const std::string& line : lineage) console.line("accepted change: " + line);
   std::vector<std::string> optional = {"rollout."};
   if (!reference_is_in_use()) optional.push_back("reference.");
-  load_tensors(queue, resume.info.path, tensors(), optional);
+  load_tensors(queue, resume.info.path, tensors(), optional, parts());
   model.params().refresh_copies(queue);
   model.weights_changed();
   optimizer.set_applied_updates(state.applied_updates);
@@ -177,6 +180,19 @@ std::vector<NamedTensor> Run::tensors() {
   for (const NamedTensor& t : policy_tensors()) list.push_back({"model." + t.name, t.view});
   for (const NamedTensor& t : optimizer.state()) list.push_back(t);
   list.insert(list.end(), reference.begin(), reference.end());
+  return list;
+}
+
+TensorParts Run::parts() {
+  TensorParts list;
+  if (!plan.shards.is_sharded()) return list;
+  for (const Param& p : model.params().params()) {
+    const TensorPart part = {p.info.shape, model.params().owned(p).begin};
+    list["optimizer.m." + p.info.name] = list["optimizer.v." + p.info.name] = part;
+    if (!master_is_part(p.info, plan)) continue;
+    list["model." + p.info.name] = part;
+    if (!reference.empty()) list["reference." + p.info.name] = part;
+  }
   return list;
 }
 
@@ -233,18 +249,36 @@ void Run::save(bool required) {
   telemetry["seconds"] = seconds();
   telemetry["restarts"] = restarts_;
   state.telemetry_json = telemetry.dump();
-  try {
-    metrics->sync();
-    last_checkpoint_ = store.save(queue, tensors(), state, spec.keep);
-  } catch (const SaveError& e) {
-    if (required) throw;
-    console.warn(detail::concat("the checkpoint could not be written, training goes on: ", e.what()));
+  const std::vector<NamedTensor> all = tensors();
+  const TensorParts shared = parts();
+  PartGather gather(queue, comm, all, shared);
+  std::string failure;
+  if (leads()) {
+    try {
+      gather.lead([&](const FetchWhole& fetch) {
+        metrics->sync();
+        last_checkpoint_ = store.save(queue, all, state, spec.keep, shared, fetch);
+      });
+    } catch (const SaveError& e) {
+      failure = e.what();
+    }
+  } else {
+    gather.serve();
   }
+  last_checkpoint_ = broadcast_text(comm, last_checkpoint_, 0);
+  failure = broadcast_text(comm, failure, 0);
+  if (failure.empty()) return;
+  if (required) throw SaveError(failure);
+  console.warn("the checkpoint could not be written, training goes on: " + failure);
 }
 
 void Run::stop_if_requested() {
-  const int number = stop_requested();
-  if (number == 0) return;
+  double number = stop_requested();
+  comm.all_reduce(&number, 1, ReduceOp::kMax);
+  if (number > 0) stop(static_cast<int>(number));
+}
+
+void Run::stop(int number) {
   save(true);
   const char* how =
       plan.run.resume == "never" ? "; with run.resume: auto it continues" : "; the same command continues";
@@ -268,6 +302,7 @@ void Run::check_data(const std::string& key, const std::string& stage_name, cons
 }
 
 void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {
+  if (!leads()) return;
   int64_t global = state.step;
   for (size_t i = 0; i < static_cast<size_t>(state.stage); ++i) {
     const int64_t finished = finished_steps(state, i);
@@ -278,6 +313,7 @@ void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {
 }
 
 void Run::note_kernels() {
+  if (!leads()) return;
   std::vector<std::string> now = model.kernels_used();
   if (now == kernels_) return;
   kernels_ = std::move(now);
@@ -286,6 +322,12 @@ void Run::note_kernels() {
   write_text_file(plan.run.dir + "/kernels.txt", text);
   console.line(
       detail::concat("kernels: ", kernels_.size(), " products, listed in ", plan.run.dir, "/kernels.txt"));
+}
+
+void Run::reduce_sums() {
+  if (comm.size() == 1) return;
+  for (const auto& [name, value] : sum_by_name(comm, own_sums_)) add_common(name, value);
+  own_sums_.clear();
 }
 
 double Run::sum(const std::string& name) const {

@@ -1,7 +1,9 @@
-// What the loops of a run share: model, optimizer, state, and the outlets. One object a process.
+// What the loops of a run share: model, optimizer, state, and the outlets. One object a process; with several
+// ranks the state is the same on all of them, and rank 0's outlets speak for all (engine/comm/README.md).
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,10 +34,19 @@ class Run {
   Optimizer optimizer;
   CheckpointStore store;
   RunState state;
-  std::unique_ptr<MetricsWriter> metrics;
-  std::vector<NamedTensor> reference;  // weights of the reference policy, empty when no stage needs them
+  std::unique_ptr<MetricsWriter> metrics;  // rank 0's
+  std::vector<NamedTensor> reference;      // weights of the reference policy, empty when no stage needs them
 
   const StagePlan& stage() const { return plan.stages[static_cast<size_t>(state.stage)]; }
+
+  bool leads() const { return comm.rank() == 0; }
+  // This rank's part of n samples, prompts, problems.
+  Span part(int64_t n) const { return part_of(n, comm.rank(), comm.size()); }
+  // Over all ranks, in rank order.
+  double sum_over_ranks(double mine) {
+    comm.all_reduce(&mine, 1, ReduceOp::kSum);
+    return mine;
+  }
 
   // Passes with the tables in force at the current step. Scoring is the trainer's forward alone.
   Pass pass_for_training() const;
@@ -43,13 +54,15 @@ class Run {
   Pass pass_for_evaluation() const;  // pretrain.forward
   Pass pass_for_sampling() const;    // rl.sampler
 
-  // Masters and buffers by their own names: what makes up the policy.
+  // Masters and buffers by their own names: what makes up the policy; of masters that ranks share this rank's
+  // part.
   std::vector<NamedTensor> policy_tensors();
 
   // Saves now; a failing save of `required` throws SaveError, another warns and the run goes on.
   void save(bool required);
-  // Saves and throws PreemptedError when a signal asked to stop.
+  // Saves and throws PreemptedError when a signal asked any rank to stop.
   void stop_if_requested();
+  [[noreturn]] void stop(int signal_number);
   // Remembers the fingerprint of a stage's data under `key`; it may change later only by an accepted change.
   void check_data(const std::string& key, const std::string& stage_name, const std::string& fingerprint);
   void write_metrics(const std::string& kind, const MetricsRecord& record);
@@ -59,8 +72,18 @@ class Run {
   double seconds() const;
   const std::string& last_checkpoint() const { return last_checkpoint_; }
 
-  // Monitors that are summed over one step and must survive a checkpoint inside it.
-  void add(const std::string& name, double value) { state.counters["step." + name] += value; }
+  // Monitors that are summed over one step and must survive a checkpoint inside it: what every rank knows
+  // alike, and what this rank adds to; the latter counts from the next reduce_sums() on, which all ranks
+  // call.
+  void add_common(const std::string& name, double value) { state.counters["step." + name] += value; }
+  void add(const std::string& name, double value) {
+    if (comm.size() == 1) {
+      add_common(name, value);
+    } else {
+      own_sums_[name] += value;
+    }
+  }
+  void reduce_sums();
   double sum(const std::string& name) const;
   void clear_sums();
 
@@ -87,10 +110,12 @@ class Run {
  private:
   Pass pass_base() const;
   std::vector<NamedTensor> tensors();
+  TensorParts parts();
   void restore(const ResumePoint& resume);
   void warn_of_changes_too_late();
   bool reference_is_in_use() const;
 
+  std::map<std::string, double> own_sums_;
   std::string last_checkpoint_;
   std::vector<std::string> kernels_;
   std::vector<RouterDownload> router_sums_;

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "engine/rl/sampler.h"
+#include "engine/stage/spread.h"
 
 namespace fp4t {
 
@@ -33,11 +33,41 @@ GenerateOptions evaluation_options(Run& run, const EvalSpec& spec, double temper
   options.end_tokens = default_end_tokens(*run.tokenizer);
   options.key = site_key(run.plan.run.seed, Purpose::kEvalSampling, 0, static_cast<uint32_t>(run.state.stage),
                          static_cast<uint32_t>(run.state.attempted_updates), 0);
-  options.progress = [&run](int64_t done, int64_t total) {
-    run.console.status(detail::concat("evaluating ", done, "/", total));
-    run.stop_if_requested();
-  };
   return options;
+}
+
+// Held-out sequences of a source, packed.
+std::vector<TokenBatch> held_out_batches(const Run& run, const Corpus& corpus, int source,
+                                         int64_t max_tokens) {
+  std::vector<TokenBatch> batches;
+  for (const Sequence& sequence : corpus.held_out(source, max_tokens)) {
+    const auto n = static_cast<int64_t>(sequence.tokens.size());
+    if (batches.empty() || batches.back().size() + n > run.plan.max_tokens) batches.emplace_back();
+    append_sequence(batches.back(), sequence);
+  }
+  return batches;
+}
+
+// Losses of the batches, which ranks take in turn; added in the order of batches, so they depend on no
+// layout.
+std::pair<double, double> batches_loss(Run& run, const std::vector<TokenBatch>& batches) {
+  const auto ranks = static_cast<size_t>(run.comm.size()), rank = static_cast<size_t>(run.comm.rank());
+  std::vector<double> losses(2 * batches.size());
+  for (size_t turn = 0; turn < batches.size(); turn += ranks) {
+    run.stop_if_requested();
+    const size_t i = turn + rank;
+    if (i >= batches.size()) continue;
+    const auto [loss, tokens] = batch_loss(run, batches[i]);
+    losses[2 * i] = loss;
+    losses[2 * i + 1] = static_cast<double>(tokens);
+  }
+  run.comm.all_reduce(losses.data(), static_cast<int64_t>(losses.size()), ReduceOp::kSum);
+  double loss = 0, tokens = 0;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    loss += losses[2 * i];
+    tokens += losses[2 * i + 1];
+  }
+  return {loss, tokens};
 }
 
 }  // namespace
@@ -47,35 +77,20 @@ std::vector<int32_t> default_end_tokens(const Tokenizer& tokenizer) { return tok
 HeldOutLoss held_out_loss(Run& run, const Corpus& corpus, const std::vector<DataSourceSpec>& sources,
                           int64_t max_tokens) {
   HeldOutLoss result;
-  double text_loss = 0;
-  int64_t text_tokens = 0;
+  double text_loss = 0, text_tokens = 0;
   const std::vector<std::string> names = corpus.source_names();
   for (size_t s = 0; s < names.size(); ++s) {
-    double loss = 0;
-    int64_t tokens = 0;
-    TokenBatch batch;
-    auto flush = [&] {
-      if (batch.size() == 0) return;
-      run.stop_if_requested();
-      const auto [l, n] = batch_loss(run, batch);
-      loss += l;
-      tokens += n;
-      batch = {};
-    };
-    for (const Sequence& sequence : corpus.held_out(static_cast<int>(s), max_tokens)) {
-      if (batch.size() + static_cast<int64_t>(sequence.tokens.size()) > run.plan.max_tokens) flush();
-      append_sequence(batch, sequence);
-    }
-    flush();
+    const auto [loss, tokens] =
+        batches_loss(run, held_out_batches(run, corpus, static_cast<int>(s), max_tokens));
     if (tokens == 0) continue;
-    result.by_source[names[s]] = loss / static_cast<double>(tokens);
+    result.by_source[names[s]] = loss / tokens;
     if (sources[s].kind == "text" || sources[s].kind == "jsonl") {
       text_loss += loss;
       text_tokens += tokens;
     }
   }
   if (text_tokens > 0) {
-    result.text = text_loss / static_cast<double>(text_tokens);
+    result.text = text_loss / text_tokens;
     result.has_text = true;
   }
   return result;
@@ -90,23 +105,26 @@ TaskAccuracy task_accuracy(Run& run, const EvalSpec& spec) {
   TaskAccuracy result;
   result.problems = static_cast<int64_t>(problems.size());
   const Pass pass = run.pass_for_sampling();
+  const Span mine = run.part(result.problems);
   auto fraction_right = [&](int64_t samples, double temperature) {
     std::vector<GenerateRequest> requests;
-    for (const Problem& problem : problems) {
-      for (int64_t k = 0; k < samples; ++k) {
-        requests.push_back({run.tokenizer->encode(problem.prompt), static_cast<int64_t>(requests.size())});
-      }
+    for (int64_t i = mine.begin * samples; i < mine.end * samples; ++i) {
+      requests.push_back({run.tokenizer->encode(problems[static_cast<size_t>(i / samples)].prompt), i});
     }
-    const auto completions = generate(run.model, pass, requests, evaluation_options(run, spec, temperature));
+    const auto completions =
+        generate_together(run, pass, requests, evaluation_options(run, spec, temperature), "evaluating");
     int64_t right = 0;
     for (size_t i = 0; i < completions.size(); ++i) {
       std::vector<int32_t> tokens = completions[i].tokens;
       if (completions[i].finished) tokens.pop_back();
-      const Verdict verdict = task->verify(problems[i / static_cast<size_t>(samples)],
-                                           run.tokenizer->decode(tokens), completions[i].finished);
+      const auto problem = static_cast<size_t>(mine.begin) + i / static_cast<size_t>(samples);
+      const Verdict verdict =
+          task->verify(problems[problem], run.tokenizer->decode(tokens), completions[i].finished);
       right += verdict == Verdict::kRight;
     }
-    return completions.empty() ? 0.0 : static_cast<double>(right) / static_cast<double>(completions.size());
+    const int64_t total = result.problems * samples;
+    const double all_right = run.sum_over_ranks(static_cast<double>(right));
+    return total == 0 ? 0.0 : all_right / static_cast<double>(total);
   };
   result.samples = result.problems * spec.task_samples;
   result.sampled = fraction_right(spec.task_samples, 1.0);
@@ -120,8 +138,9 @@ std::vector<std::string> text_samples(Run& run, const EvalSpec& spec) {
     requests.push_back({run.tokenizer->encode(prompt), static_cast<int64_t>(requests.size())});
   }
   std::vector<std::string> lines;
-  const auto completions =
-      generate(run.model, run.pass_for_sampling(), requests, evaluation_options(run, spec, 1.0));
+  // A few, so every rank makes all of them.
+  const auto completions = generate_together(run, run.pass_for_sampling(), requests,
+                                             evaluation_options(run, spec, 1.0), "evaluating");
   for (const Completion& c : completions) {
     std::string text = run.tokenizer->decode(c.tokens);
     while (!text.empty() && text.back() == '\n') text.pop_back();

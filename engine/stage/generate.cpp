@@ -15,8 +15,10 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   const CheckpointInfo info = read_checkpoint_info(path, true);
   check_state(info);
   // Nothing is saved here, so how many checkpoints the run keeps is no matter: rules about resuming are off.
+  // One rank generates, however many trained.
   const Recipe recipe =
-      parse_recipe(info.state.recipe_yaml, path + "/manifest.json", {"run.resume=never"}).recipe;
+      parse_recipe(info.state.recipe_yaml, path + "/manifest.json", {"run.resume=never", "parallel.data=0"})
+          .recipe;
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   Plan plan = make_plan(recipe, machine, recorded_span_steps(info.state));
   const auto tokenizer = make_tokenizer(plan.tokenizer);

@@ -23,11 +23,12 @@ int64_t count_trained(const std::vector<TokenBatch>& batches) {
   return n;
 }
 
-std::vector<TokenBatch> next_batches(const Corpus& corpus, const BatchSpec& spec, int64_t accumulation,
-                                     int64_t first_sample) {
-  std::vector<TokenBatch> batches(static_cast<size_t>(accumulation));
-  for (TokenBatch& batch : batches) {
-    for (int64_t i = 0; i < spec.micro_sequences; ++i) append_sequence(batch, corpus.sample(first_sample++));
+// Samples [samples.begin, samples.end) of the stage in micro-batches.
+std::vector<TokenBatch> next_batches(const Corpus& corpus, const BatchSpec& spec, const Span& samples) {
+  std::vector<TokenBatch> batches;
+  for (int64_t i = samples.begin; i < samples.end; ++i) {
+    if ((i - samples.begin) % spec.micro_sequences == 0) batches.emplace_back();
+    append_sequence(batches.back(), corpus.sample(i));
   }
   return batches;
 }
@@ -52,9 +53,13 @@ double loss_of(const TokenBatch& batch, const std::vector<float>& log_prob) {
   return loss;
 }
 
-StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenBatch>& batches) {
+// Gradients of this rank's micro-batches, the first of which begins `offset` samples into the step; the loss
+// of all ranks'.
+StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenBatch>& batches,
+                    int64_t offset) {
   StepLoss result;
-  result.trained_tokens = count_trained(batches);
+  result.trained_tokens =
+      static_cast<int64_t>(run.sum_over_ranks(static_cast<double>(count_trained(batches))));
   run.begin_counting();
   run.model.zero_gradients();
   if (result.trained_tokens == 0) {
@@ -65,18 +70,20 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
   for (size_t m = 0; m < batches.size(); ++m) {
     Pass pass = run.pass_for_training();
     pass.token_weight = 1.0 / static_cast<double>(result.trained_tokens);
-    pass.sample_id =
-        static_cast<uint32_t>(run.state.next_sample + static_cast<int64_t>(m) * spec.batch.micro_sequences);
-    pass.measure_error = m == 0 && run.measures_errors();
+    pass.sample_id = static_cast<uint32_t>(run.state.next_sample + offset +
+                                           static_cast<int64_t>(m) * spec.batch.micro_sequences);
+    pass.measure_error = m == 0 && run.leads() && run.measures_errors();
     log_probs.push_back(train_micro_batch(run, spec, pass, batches[m]));
     run.begin_router_sums();
   }
   // The device has got all of the step's work: only now does the host wait for it.
   run.add_operand_stats();
   run.add_router_sums();
+  run.reduce_sums();
   for (size_t m = 0; m < batches.size(); ++m) {
     result.loss += loss_of(batches[m], log_probs[m].values<float>());
   }
+  result.loss = run.sum_over_ranks(result.loss);
   result.loss /= static_cast<double>(result.trained_tokens);
   return result;
 }
@@ -100,10 +107,12 @@ void run_pretrain(Run& run) {
     const auto begin = std::chrono::steady_clock::now();
     const double factor = schedule_factor(spec.schedule, state.step, stage.steps);
     double& position = state.counters["stage_samples"];
-    const auto batches =
-        next_batches(*corpus, spec.batch, stage.accumulation, static_cast<int64_t>(position));
-    const StepLoss loss = accumulate(run, spec, batches);
-    const double bad = run.model.take_nonfinite() + (std::isfinite(loss.loss) ? 0.0 : 1.0);
+    const Span mine = run.part(sequences);
+    const auto first = static_cast<int64_t>(position);
+    const auto batches = next_batches(*corpus, spec.batch, {first + mine.begin, first + mine.end});
+    const StepLoss loss = accumulate(run, spec, batches, mine.begin);
+    const double bad =
+        run.sum_over_ranks(run.model.take_nonfinite()) + (std::isfinite(loss.loss) ? 0.0 : 1.0);
     const StepReport report =
         run.optimizer.step(spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), bad);
     run.judge(report, spec.on_nonfinite, spec.max_skips);

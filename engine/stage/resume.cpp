@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "engine/comm/agree.h"
 #include "engine/recipe/load.h"
 #include "kernels/base/check.h"
 
@@ -146,6 +147,21 @@ ResumePoint find_resume(const RunSpec& run) {
   point.info = read_checkpoint_info(path, true);
   check_state(point.info);
   point.found = true;
+  point.span_steps = recorded_span_steps(point.info.state);
+  return point;
+}
+
+ResumePoint share_resume(Communicator& comm, const ResumePoint& found) {
+  if (comm.size() == 1) return found;
+  int32_t facts[3] = {found.found, found.branch, found.elsewhere};
+  comm.broadcast(facts, sizeof(facts), 0);
+  const std::string path = broadcast_text(comm, found.info.path, 0);
+  if (comm.rank() == 0 || facts[0] == 0) return found;
+  ResumePoint point;
+  point.found = true;
+  point.branch = facts[1] != 0;
+  point.elsewhere = facts[2] != 0;
+  point.info = read_checkpoint_info(path, false);  // rank 0 has verified it; tensors are when they are loaded
   point.span_steps = recorded_span_steps(point.info.state);
   return point;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/comm/comm.h"
 #include "engine/recipe/recipe.h"
 #include "engine/store/checkpoint.h"
 
@@ -45,6 +46,8 @@ void check_state(const CheckpointInfo& info);
 // By run.resume and run.branch_from; a checkpoint that either names counts until run.dir has one of its own,
 // so that the same command goes on after a stop. Throws NoCheckpointError, BadDataError, RecipeError.
 ResumePoint find_resume(const RunSpec& run);
+// Rank 0's on every rank; the others read what it found.
+ResumePoint share_resume(Communicator& comm, const ResumePoint& found);
 
 // Compares the recipe that the checkpoint was made with against the present one. Identity changes throw
 // RecipeError; course changes do unless accepted, and are returned as lineage lines.

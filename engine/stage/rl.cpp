@@ -8,10 +8,10 @@
 #include <cstring>
 
 #include "engine/rl/policy.h"
-#include "engine/rl/sampler.h"
 #include "engine/stage/context.h"
 #include "engine/stage/evaluate.h"
 #include "engine/stage/rl_metrics.h"
+#include "engine/stage/spread.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -64,25 +64,27 @@ Scoring scoring_of(const RlSpec& spec, bool entropy) {
   return {static_cast<float>(spec.sampling.temperature), static_cast<float>(spec.sampling.top_p), entropy};
 }
 
-// Log-probabilities of every completion token under the present weights and the trainer's table. The host
-// waits once for all micro-batches.
+// Log-probabilities of every completion token under the present weights and the trainer's table: each rank
+// scores what it sampled, and all are gathered. The host waits once for all micro-batches.
 std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout,
                                               bool monitor) {
-  std::vector<int64_t> all(rollout.completions.size());
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  const std::vector<ScoredBatch> batches = micro_batches(rollout, all, spec.objective.micro_tokens);
+  const Span mine = run.part(spec.sampling.prompts);
+  const int64_t begin_of_mine = mine.begin * rollout.samples_per_prompt;
+  std::vector<int64_t> list(static_cast<size_t>(mine.count() * rollout.samples_per_prompt));
+  for (size_t i = 0; i < list.size(); ++i) list[i] = begin_of_mine + static_cast<int64_t>(i);
+  const std::vector<ScoredBatch> batches = micro_batches(rollout, list, spec.objective.micro_tokens);
   std::vector<std::pair<Download, Download>> scores;  // log-probabilities, entropies
   for (const ScoredBatch& m : batches) {
     Pass pass = run.pass_for_scoring();
     pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
-    pass.measure_error = monitor && scores.empty() && run.measures_errors();
+    pass.measure_error = monitor && scores.empty() && run.leads() && run.measures_errors();
     run.model.forward(pass, m.batch);
     run.model.score(pass, scoring_of(spec, monitor));
     const auto b = run.model.token_buffers(m.batch.size());
     scores.emplace_back(run.queue.download(b.log_prob.data, b.log_prob.bytes()),
                         monitor ? run.queue.download(b.entropy.data, b.entropy.bytes()) : Download{});
   }
-  std::vector<std::vector<float>> result(rollout.completions.size());
+  std::vector<std::vector<float>> result(list.size());
   for (size_t k = 0; k < batches.size(); ++k) {
     const ScoredBatch& m = batches[k];
     const std::vector<float> log_prob = scores[k].first.values<float>();
@@ -90,13 +92,14 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
     for (size_t c = 0; c < m.completions.size(); ++c) {
       const auto i = static_cast<size_t>(m.completions[c]);
       const auto begin = log_prob.begin() + m.first_row[c];
-      result[i].assign(begin, begin + static_cast<int64_t>(rollout.completions[i].size()));
+      result[i - static_cast<size_t>(begin_of_mine)].assign(
+          begin, begin + static_cast<int64_t>(rollout.completions[i].size()));
       for (size_t t = 0; monitor && t < rollout.completions[i].size(); ++t) {
         run.add("entropy", static_cast<double>(entropy[static_cast<size_t>(m.first_row[c]) + t]));
       }
     }
   }
-  return result;
+  return gather_lists(run.comm, std::move(result));
 }
 
 // Swaps the policy's tensors with host memory.
@@ -141,6 +144,33 @@ void permute(std::vector<float>& rewards, uint64_t seed, int64_t step) {
   }
 }
 
+// Verifies this rank's completions, the first of which answers problem `first`, and gathers those of all
+// ranks.
+void gather_completions(Run& run, const Task& task, int64_t first, std::vector<Completion> completions,
+                        Rollout& r) {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::vector<float>> log_probs;
+  std::vector<uint8_t> finished, verdicts;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    Completion& c = completions[i];
+    std::vector<int32_t> answer = c.tokens;
+    if (c.finished) answer.pop_back();
+    const auto problem = static_cast<size_t>(first) + i / static_cast<size_t>(r.samples_per_prompt);
+    const Verdict verdict = task.verify(r.problems[problem], run.tokenizer->decode(answer), c.finished);
+    verdicts.push_back(static_cast<uint8_t>(verdict));
+    finished.push_back(c.finished);
+    tokens.push_back(std::move(c.tokens));
+    log_probs.push_back(std::move(c.log_probs));
+  }
+  r.completions = gather_lists(run.comm, std::move(tokens));
+  r.log_probs = gather_lists(run.comm, std::move(log_probs));
+  r.finished = gather_list(run.comm, finished);
+  r.verdicts = gather_list(run.comm, verdicts);
+  for (const uint8_t v : r.verdicts) {
+    r.rewards.push_back(static_cast<Verdict>(v) == Verdict::kRight ? 1.0f : 0.0f);
+  }
+}
+
 // Prompts, completions, rewards, advantages and the trainer's own log-probabilities of one step.
 Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
   Rollout r;
@@ -155,34 +185,22 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
   }
   options.key = site_key(run.plan.run.seed, Purpose::kSampling, 0, 0,
                          static_cast<uint32_t>(run.state.attempted_updates), 0);
-  options.progress = [&run](int64_t done, int64_t total) {
-    run.console.status(detail::concat("sampling ", done, "/", total));
-    run.stop_if_requested();
-  };
   const PhiloxKey problems =
       site_key(run.plan.run.seed, Purpose::kTask, 0, static_cast<uint32_t>(run.state.stage), 0, 0);
+  const Span mine = run.part(spec.sampling.prompts);  // groups stay whole
   std::vector<GenerateRequest> requests;
   for (int64_t p = 0; p < spec.sampling.prompts; ++p) {
     r.problems.push_back(task.training(problems, run.state.step * spec.sampling.prompts + p));
     r.prompts.push_back(run.tokenizer->encode(r.problems.back().prompt));
+    if (p < mine.begin || p >= mine.end) continue;
     for (int64_t s = 0; s < spec.sampling.samples; ++s) {
-      requests.push_back({r.prompts.back(), run.state.next_sample + static_cast<int64_t>(requests.size())});
+      requests.push_back({r.prompts.back(), run.state.next_sample + p * spec.sampling.samples + s});
     }
   }
-  std::vector<Completion> completions = generate(run.model, run.pass_for_sampling(), requests, options);
+  std::vector<Completion> completions =
+      generate_together(run, run.pass_for_sampling(), requests, options, "sampling");
   run.begin_counting();
-  for (size_t i = 0; i < completions.size(); ++i) {
-    Completion& c = completions[i];
-    std::vector<int32_t> tokens = c.tokens;
-    if (c.finished) tokens.pop_back();
-    const Problem& problem = r.problems[i / static_cast<size_t>(r.samples_per_prompt)];
-    const Verdict verdict = task.verify(problem, run.tokenizer->decode(tokens), c.finished);
-    r.verdicts.push_back(static_cast<uint8_t>(verdict));
-    r.rewards.push_back(verdict == Verdict::kRight ? 1.0f : 0.0f);
-    r.finished.push_back(c.finished);
-    r.completions.push_back(std::move(c.tokens));
-    r.log_probs.push_back(std::move(c.log_probs));
-  }
+  gather_completions(run, task, mine.begin, std::move(completions), r);
   if (spec.task.permute_rewards) permute(r.rewards, run.plan.run.seed, run.state.step);
   r.advantages = group_advantages(r.rewards, r.samples_per_prompt, spec.objective.normalise_std);
   r.old_log_probs = score_rollout(run, spec, r, true);
@@ -284,21 +302,25 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     run.begin_counting();
     run.model.zero_gradients();
     std::vector<PendingObjective> objectives;
-    for (const ScoredBatch& m : micro_batches(r, list, spec.objective.micro_tokens)) {
+    const Span part = run.part(static_cast<int64_t>(list.size()));
+    const std::vector<int64_t> mine(list.begin() + part.begin, list.begin() + part.end);
+    for (const ScoredBatch& m : micro_batches(r, mine, spec.objective.micro_tokens)) {
       objectives.push_back(train_micro_batch(run, spec, m, normaliser));
     }
     // The device has got all of the update's work: only now does the host wait for it.
     run.add_operand_stats();
     run.add_router_sums();
     for (PendingObjective& objective : objectives) add_objective(run, objective);
+    run.reduce_sums();
     const int64_t index = state.step * run.stage().updates_per_step + state.update;
     const double factor = schedule_factor(spec.schedule, index, total_updates);
-    const StepReport report = run.optimizer.step(
-        spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates), run.model.take_nonfinite());
+    const StepReport report =
+        run.optimizer.step(spec.optimizer, factor, static_cast<uint32_t>(state.attempted_updates),
+                           run.sum_over_ranks(run.model.take_nonfinite()));
     run.judge(report, spec.on_nonfinite, spec.max_skips);
-    run.add("updates", 1);
-    run.add("grad_norm", report.gradient_norm);
-    run.add("applied", report.applied);
+    run.add_common("updates", 1);
+    run.add_common("grad_norm", report.gradient_norm);
+    run.add_common("applied", report.applied);
     state.counters["rl_learning_rate"] = spec.optimizer.learning_rate * factor;
   }
   state.attempted_updates += 1;
@@ -308,6 +330,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
 void begin_step(Run& run, const RlSpec& spec, const Task& task) {
   Rollout rollout = sample_rollout(run, spec, task);
   run.add_operand_stats();
+  run.reduce_sums();
   run.state.rollout = std::move(rollout);
   double& least = run.state.counters["logprob_equal_fraction_min"];
   const double equal = equal_fraction(run.state.rollout);

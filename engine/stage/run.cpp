@@ -77,19 +77,10 @@ void finish(Run& run) {
 
 }  // namespace
 
-void refuse_unserved_launch() {
-  std::string variable;
-  const int processes = launched_processes(&variable);
-  if (processes > 1) {
-    throw RecipeError(detail::concat("the launcher started ", processes, " processes (", variable,
-                                     "), but this build trains on one rank; start one process"));
-  }
-}
-
 void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
                 const ResumePoint& resume) {
   Run run(queue, comm, plan, options, resume);
-  write_plan(plan);
+  if (run.leads()) write_plan(plan);
   run.console.line(describe(plan));
   const auto& checkpoint = *std::visit([](const auto& s) { return &s.checkpoint; }, run.stage().spec);
   const std::string space = run.store.space_warning(plan.memory.checkpoint_bytes, checkpoint.keep);
@@ -124,6 +115,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
     state.counters["stage_samples"] = 0;
     run.save(false);
   }
+  if (!run.leads()) return;
   if (!moved && is_summarised(run)) {
     run.console.line("already done; " + plan.run.dir + "/summary.json stands");
     return;

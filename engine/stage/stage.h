@@ -12,17 +12,13 @@
 
 namespace fp4t {
 
-// Throws RecipeError when a launcher started several processes: every one would run the same job, since
-// this build trains on one rank.
-void refuse_unserved_launch();
-
 struct RunOptions {
   bool accept_changes = false;  // course keys may differ from the checkpoint's
   std::string command_line;     // for the header
 };
 
 // Runs or resumes the plan's stages to the end; writes checkpoints, metrics, summary and report. Throws
-// PreemptedError after a signal (state saved).
+// PreemptedError after a signal (state saved). Called by every rank.
 void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
                 const ResumePoint& resume);
 

@@ -36,18 +36,24 @@ struct Outgoing {
   DType dtype;
   std::vector<int64_t> dims;
   const void* data;
-  bool on_host;
+  enum class Where : uint8_t { kHost, kDevice, kOnRanks } where;
 };
 
 std::vector<Outgoing> outgoing_tensors(const Queue& queue, const std::vector<NamedTensor>& tensors,
-                                       const std::vector<HostArray>& rollout) {
+                                       const std::vector<HostArray>& rollout, const TensorParts& parts) {
+  using Where = Outgoing::Where;
+  const Where here = queue.backend() == Backend::kCpu ? Where::kHost : Where::kDevice;
   std::vector<Outgoing> out;
   for (const NamedTensor& t : tensors) {
     FP4T_CHECK(t.name.rfind(kRolloutPrefix, 0) != 0, "tensor '", t.name, "' has a reserved name");
-    out.push_back(
-        {t.name, t.view.dtype, dims_of(t.view.shape), t.view.data, queue.backend() == Backend::kCpu});
+    const auto part = parts.find(t.name);
+    if (part == parts.end()) {
+      out.push_back({t.name, t.view.dtype, dims_of(t.view.shape), t.view.data, here});
+    } else {
+      out.push_back({t.name, t.view.dtype, dims_of(part->second.whole), nullptr, Where::kOnRanks});
+    }
   }
-  for (const HostArray& a : rollout) out.push_back({a.name, a.dtype, a.dims, a.bytes.data(), true});
+  for (const HostArray& a : rollout) out.push_back({a.name, a.dtype, a.dims, a.bytes.data(), Where::kHost});
   std::sort(out.begin(), out.end(), [](const Outgoing& a, const Outgoing& b) { return a.name < b.name; });
   for (size_t i = 1; i < out.size(); ++i) {
     FP4T_CHECK(out[i].name != out[i - 1].name, "tensor '", out[i].name, "' is given twice");
@@ -73,7 +79,8 @@ std::vector<std::pair<size_t, size_t>> cut_shards(const std::vector<Outgoing>& o
 
 // Writes outgoing [begin, end) and enters them into the manifest.
 void write_shard(Queue& queue, const std::string& folder, const std::vector<Outgoing>& outgoing,
-                 std::pair<size_t, size_t> range, const SaveHook& hook, Manifest* manifest) {
+                 std::pair<size_t, size_t> range, const FetchWhole& fetch, const SaveHook& hook,
+                 Manifest* manifest) {
   const auto shard = static_cast<int64_t>(manifest->shards.size());
   const std::string file = shard_file_name(shard);
   std::vector<TensorToStore> tensors;
@@ -89,9 +96,10 @@ void write_shard(Queue& queue, const std::string& folder, const std::vector<Outg
                           [](const Outgoing& s, const std::string& name) { return s.name < name; });
     const int64_t bytes = stored_bytes(t.dtype, t.dims);
     const void* host = tensor.data;
-    if (!tensor.on_host) {
+    if (tensor.where != Outgoing::Where::kHost) {
       staging.resize(static_cast<size_t>(bytes));
-      queue.copy_to_host(staging.data(), tensor.data, bytes);
+      if (tensor.where == Outgoing::Where::kDevice) queue.copy_to_host(staging.data(), tensor.data, bytes);
+      if (tensor.where == Outgoing::Where::kOnRanks) fetch(tensor.name, staging.data());
       host = staging.data();
     }
     writer.write_next(host);
@@ -120,16 +128,17 @@ CheckpointStore::CheckpointStore(const std::string& run_dir, StoreOptions option
 }
 
 void CheckpointStore::write_folder(Queue& queue, const std::string& folder,
-                                   const std::vector<NamedTensor>& tensors, const RunState& state) {
+                                   const std::vector<NamedTensor>& tensors, const RunState& state,
+                                   const TensorParts& parts, const FetchWhole& fetch) {
   make_directory(folder);
   const std::vector<HostArray> rollout = rollout_to_arrays(state.rollout);
-  const std::vector<Outgoing> outgoing = outgoing_tensors(queue, tensors, rollout);
+  const std::vector<Outgoing> outgoing = outgoing_tensors(queue, tensors, rollout, parts);
   queue.synchronize();
   Manifest manifest;
   manifest.program_version = FP4T_VERSION;
   manifest.state = state;
   for (const auto& range : cut_shards(outgoing, options_.shard_bytes)) {
-    write_shard(queue, folder, outgoing, range, options_.hook, &manifest);
+    write_shard(queue, folder, outgoing, range, fetch, options_.hook, &manifest);
   }
   std::sort(manifest.tensors.begin(), manifest.tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
@@ -160,13 +169,14 @@ void CheckpointStore::put_in_place(const std::string& from, const std::string& n
 }
 
 std::string CheckpointStore::save(Queue& queue, const std::vector<NamedTensor>& tensors,
-                                  const RunState& state, int64_t keep) {
+                                  const RunState& state, int64_t keep, const TensorParts& parts,
+                                  const FetchWhole& fetch) {
   FP4T_CHECK(keep >= 1, "keep ", keep);
   const std::string name = checkpoint_name({state.stage, state.step, state.update});
   const std::string temporary = dir_ + "/" + name + kTemporary + std::to_string(::getpid());
   try {
     remove_path(temporary, options_.hook);
-    write_folder(queue, temporary, tensors, state);
+    write_folder(queue, temporary, tensors, state, parts, fetch);
     put_in_place(temporary, name);
     remove_older(name, keep);
   } catch (...) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/store/files.h"
+#include "engine/store/parts.h"
 #include "engine/tokens/rollout.h"
 #include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
@@ -58,9 +59,10 @@ class CheckpointStore {
   // Writes a complete checkpoint and removes older ones beyond `keep` once the new one is safe; returns
   // its folder. Damaged ones do not count as kept: those behind the last kept one go, the others stay. Throws
   // SaveError; what was there before stays intact. Names that begin with "rollout." are the state's own. A
-  // full file system must show as an error of write(): the process ignores SIGXFSZ.
-  std::string save(Queue& queue, const std::vector<NamedTensor>& tensors, const RunState& state,
-                   int64_t keep);
+  // full file system must show as an error of write(): the process ignores SIGXFSZ. Of the tensors named in
+  // `parts` this process holds a part; `fetch` brings the whole.
+  std::string save(Queue& queue, const std::vector<NamedTensor>& tensors, const RunState& state, int64_t keep,
+                   const TensorParts& parts = {}, const FetchWhole& fetch = {});
 
   // Newest complete and verified checkpoint, damaged ones reported in `notes`; "" when there is none at all.
   // Throws NoCheckpointError when there are some and none is readable. Removes leftovers of saves. What
@@ -74,7 +76,7 @@ class CheckpointStore {
 
  private:
   void write_folder(Queue& queue, const std::string& folder, const std::vector<NamedTensor>& tensors,
-                    const RunState& state);
+                    const RunState& state, const TensorParts& parts, const FetchWhole& fetch);
   void put_in_place(const std::string& from, const std::string& name);
   void remove_older(const std::string& name, int64_t keep);
   void clean_leftovers(std::vector<std::string>* notes);
@@ -87,9 +89,10 @@ class CheckpointStore {
 CheckpointInfo read_checkpoint_info(const std::string& path, bool verify_hashes);
 
 // Fills the given tensors by name, hashes checked; every name, type and shape must match, none may be
-// missing or left over (except names that start with one of `optional_prefixes`).
+// missing or left over (except names that start with one of `optional_prefixes`). Tensors named in `parts`
+// are filled from their place in the stored one.
 void load_tensors(Queue& queue, const std::string& path, const std::vector<NamedTensor>& tensors,
-                  const std::vector<std::string>& optional_prefixes);
+                  const std::vector<std::string>& optional_prefixes, const TensorParts& parts = {});
 
 // What `fp4train inspect` prints: tensors (name, type, shape, hash), counters, lineage; the last line is
 // "content hash: HEX". `verify` recomputes every hash and throws BadDataError naming file and tensor.

@@ -202,7 +202,7 @@ CheckpointInfo read_checkpoint_info(const std::string& path, bool verify_hashes)
 }
 
 void load_tensors(Queue& queue, const std::string& path, const std::vector<NamedTensor>& tensors,
-                  const std::vector<std::string>& optional_prefixes) {
+                  const std::vector<std::string>& optional_prefixes, const TensorParts& parts) {
   const CheckpointReader reader(path);
   const auto refuse = [&](const std::string& name, const std::string& why) {
     throw BadDataError(detail::concat("checkpoint '", path, "': tensor '", printable(name), "' ", why));
@@ -220,10 +220,11 @@ void load_tensors(Queue& queue, const std::string& path, const std::vector<Named
       continue;
     }
     const TensorEntry& t = *it->second;
-    if (t.dtype != wanted.view.dtype || t.dims != dims_of(wanted.view.shape)) {
-      refuse(t.name,
-             detail::concat("is ", safetensors_name(t.dtype), " ", dims_text(t.dims), ", this run's is ",
-                            safetensors_name(wanted.view.dtype), " ", wanted.view.shape));
+    const auto part = parts.find(wanted.name);
+    const Shape& shape = part == parts.end() ? wanted.view.shape : part->second.whole;
+    if (t.dtype != wanted.view.dtype || t.dims != dims_of(shape)) {
+      refuse(t.name, detail::concat("is ", safetensors_name(t.dtype), " ", dims_text(t.dims),
+                                    ", this run's is ", safetensors_name(wanted.view.dtype), " ", shape));
     }
     pairs.emplace_back(&t, &wanted);
     stored.erase(it);
@@ -233,7 +234,10 @@ void load_tensors(Queue& queue, const std::string& path, const std::vector<Named
   }
   for (const auto& [entry, wanted] : pairs) {
     const std::vector<uint8_t> bytes = reader.read(*entry);
-    if (!bytes.empty()) queue.copy_from_host(wanted->view.data, bytes.data(), wanted->view.bytes());
+    const auto part = parts.find(wanted->name);
+    const int64_t first = part == parts.end() ? 0 : part->second.first * dtype_bytes(wanted->view.dtype);
+    const int64_t count = wanted->view.bytes();
+    if (count > 0) queue.copy_from_host(wanted->view.data, bytes.data() + first, count);
   }
 }
 

@@ -213,8 +213,12 @@ void import_weights(Queue& queue, const std::string& folder, const Plan& plan, P
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Param& p = params.params()[i];
-    std::vector<float> values(static_cast<size_t>(p.master.elements()));
+    std::vector<float> values(static_cast<size_t>(p.info.shape.elements()));
     for (const LibraryPiece& piece : pieces[i]) read_piece(weights, piece, values.data());
+    if (p.master.shape != p.info.shape) {  // what this rank owns of it
+      const Span owned = params.owned(p);
+      values = {values.begin() + owned.begin, values.begin() + owned.end};
+    }
     store_floats(queue, values, p.master);
   }
   for (const Buffer& b : params.buffers()) queue.fill_bytes(b.data.data, 0, b.data.bytes());

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <stdexcept>
 
 namespace fp4t::test {
@@ -56,15 +57,31 @@ void redirect(int to, const char* path) {
 
 }  // namespace
 
+Command binary_command(const std::vector<std::string>& args) {
+  Command command{{from_environment("FP4T_TEST_BINARY")}};
+  command.words.insert(command.words.end(), args.begin(), args.end());
+  return command;
+}
+
+Command ranks_command(int ranks, const std::vector<std::string>& args) {
+  Command command{{from_environment("FP4T_TEST_MPIRUN"), "--oversubscribe", "--allow-run-as-root",
+                   "--bind-to", "none", "-np", std::to_string(ranks)}};
+  const Command binary = binary_command(args);
+  command.words.insert(command.words.end(), binary.words.begin(), binary.words.end());
+  return command;
+}
+
 Process::Process(const std::string& folder, const std::vector<std::string>& args,
+                 const std::map<std::string, std::string>& environment)
+    : Process(folder, binary_command(args), environment) {}
+
+Process::Process(const std::string& folder, const Command& command,
                  const std::map<std::string, std::string>& environment) {
   static std::atomic<int> count{0};
-  const std::string binary = from_environment("FP4T_TEST_BINARY");
   const int number = count++;
   out_ = folder + "/stdout." + std::to_string(number);
   err_ = folder + "/stderr." + std::to_string(number);
-  std::vector<std::string> words = {binary};
-  words.insert(words.end(), args.begin(), args.end());
+  std::vector<std::string> words = command.words;
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
@@ -75,7 +92,7 @@ Process::Process(const std::string& folder, const std::vector<std::string>& args
     redirect(STDERR_FILENO, err_.c_str());
     if (::chdir(folder.c_str()) != 0) ::_exit(126);
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-    ::execv(binary.c_str(), argv.data());
+    ::execv(argv[0], argv.data());
     ::_exit(127);
   }
 }
@@ -84,6 +101,14 @@ Process::~Process() {
   if (!running()) return;
   signal(SIGKILL);
   wait();
+}
+
+std::vector<pid_t> Process::children() const {
+  const std::string pid = std::to_string(pid_);
+  std::istringstream list(read_text("/proc/" + pid + "/task/" + pid + "/children"));
+  std::vector<pid_t> pids;
+  for (pid_t child = 0; list >> child;) pids.push_back(child);
+  return pids;
 }
 
 bool Process::running() {
@@ -120,6 +145,11 @@ Exit Process::wait() {
 Exit run_binary(const std::string& folder, const std::vector<std::string>& args,
                 const std::map<std::string, std::string>& environment) {
   return Process(folder, args, environment).wait();
+}
+
+Exit run_ranks(int ranks, const std::string& folder, const std::vector<std::string>& args,
+               const std::map<std::string, std::string>& environment) {
+  return Process(folder, ranks_command(ranks, args), environment).wait();
 }
 
 void sleep_seconds(double seconds) { ::usleep(static_cast<useconds_t>(seconds * 1e6)); }

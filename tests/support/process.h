@@ -39,8 +39,19 @@ struct Exit {
   bool killed() const { return code == 128 + 9; }
 };
 
+// Words of a command line, program first.
+struct Command {
+  std::vector<std::string> words;
+};
+
+// The binary with `args`, and the same on n ranks under mpirun.
+Command binary_command(const std::vector<std::string>& args);
+Command ranks_command(int ranks, const std::vector<std::string>& args);
+
 class Process {
  public:
+  Process(const std::string& folder, const Command& command,
+          const std::map<std::string, std::string>& environment = {});
   // Starts the binary with `args` in `folder`; `environment` is added to this process's.
   Process(const std::string& folder, const std::vector<std::string>& args,
           const std::map<std::string, std::string>& environment = {});
@@ -49,6 +60,7 @@ class Process {
   Process(const Process&) = delete;
 
   pid_t pid() const { return pid_; }
+  std::vector<pid_t> children() const;
   bool running();
   void signal(int number) const;
   // Soft limit on the size of files that it writes; unlimited again with -1. A signal that it does not
@@ -64,6 +76,8 @@ class Process {
 
 Exit run_binary(const std::string& folder, const std::vector<std::string>& args,
                 const std::map<std::string, std::string>& environment = {});
+Exit run_ranks(int ranks, const std::string& folder, const std::vector<std::string>& args,
+               const std::map<std::string, std::string>& environment = {});
 
 // Polls until `condition()`; false when it did not come true in time.
 template <class Condition>

@@ -43,8 +43,7 @@ TEST(recipe_validate, tokens_made_elsewhere_spell_no_problems) {
 }
 
 TEST(recipe_validate, ranks_must_be_there) {
-  EXPECT_REFUSED(minimal(), Set{"parallel.expert=2"}, "parallel.expert: found 2",
-                 "number of ranks, which is 1");
+  EXPECT_REFUSED(minimal(), Set{"parallel.expert=2"}, "parallel.expert: found 2", "allowed: 1");
   EXPECT_REFUSED(minimal(), Set{"parallel.zero=4"}, "parallel.zero: found 4", "from 1 to 3");
   EXPECT_REFUSED(minimal() + "parallel:\n  zero: 2\n", Set{}, "r.yaml:14:9: parallel.zero: found 2",
                  "allowed: 1");

@@ -1,0 +1,186 @@
+// Whole runs on several ranks under a real mpirun: equal bits where they are promised, one decision, one
+// message, exit codes.
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+
+#include "tests/support/runs.h"
+
+namespace fp4t::test {
+namespace {
+
+// Eight sequences a step in four micro-batches, every one of them with random bits of its own.
+std::string pretrain(const std::string& keys = "") {
+  return R"(precision:
+  pretrain.forward:
+    - {module: [embed, head], format: bf16}
+    - {module: "experts.*", format: nvfp4, scale_rule: four_over_six}
+    - {module: "*", format: mxfp8}
+  pretrain.backward:
+    - {module: head, format: bf16}
+    - {module: "experts.*", format: nvfp4, rounding: ms_eden, hadamard: 32, signs: fresh}
+    - {module: "*", format: nvfp4, operand: grad, rounding: stochastic, headroom: 17/16}
+    - {module: "*", format: nvfp4}
+stages:
+  - pretrain:
+      steps: 7
+      batch: {tokens: 256, micro_sequences: 2, length: 32}
+      data:
+        - {name: words, kind: text, paths: text, separator: "%", weight: 0.3, held_out: {fraction: 0.1, seed: 7}}
+        - {name: sums, kind: sums, low: 0, high: 4, end_of_document: false, weight: 0.7,
+           held_out: {fraction: 0.2, seed: 7}}
+      optimizer: {learning_rate: 2e-2, weight_decay: 0.1}
+      schedule: {kind: constant}
+      eval: {every: 4, tokens: 256, prompts: ["1+2="], max_tokens: 4}
+)" + keys;
+}
+
+class Ranks : public ::testing::Test {
+ protected:
+  void use(const std::string& stages, const std::string& model = kTinyModel) {
+    write_inputs(folder_.path(), model + stages);
+  }
+  Exit train_on(int ranks, const std::string& dir, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--set", "run.dir=" + dir});
+    const Exit exit = run_ranks(ranks, folder_.path(), train_args(more));
+    EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
+    return exit;
+  }
+  std::string dir(const std::string& name) const { return folder_ / name; }
+
+  ScratchFolder folder_;
+};
+
+int count_of(const std::string& text, const std::string& what) {
+  int n = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
+  return n;
+}
+
+// Hashes of the last checkpoint, without the embedding's: its gradient is added token by token over all
+// micro-batches, on several ranks micro-batch by micro-batch.
+std::map<std::string, std::string> without_embedding(const std::string& run_dir) {
+  auto hashes = tensor_hashes_of(latest_checkpoint_of(run_dir), "");
+  EXPECT_GT(hashes.size(), 30u);
+  for (const char* name : {"model.", "optimizer.m.", "optimizer.v."}) {
+    EXPECT_EQ(hashes.erase(std::string(name) + "embed.weight"), 1u);
+  }
+  return hashes;
+}
+
+TEST_F(Ranks, four_ranks_of_one_micro_batch_have_the_bits_of_one_rank_of_four) {
+  // One step, unclipped: from then on, the embedding's last bits reach everything.
+  const std::vector<std::string> step = {"--set", "stages.0.pretrain.steps=1", "--set",
+                                         "stages.0.pretrain.optimizer.clip_norm=0"};
+  for (const std::string dtypes : {"fp32", "bf16"}) {
+    use("dtypes: {masters: " + dtypes + ", moments: " + dtypes + "}\n" + pretrain());
+    std::vector<std::string> one = step;
+    one.insert(one.end(), {"--set", "run.dir=one" + dtypes});
+    train(folder_.path(), one);
+    const Exit exit = train_on(4, "four" + dtypes, step);
+    EXPECT_EQ(count_of(exit.output, "pretrain step=1/1"), 1) << "rank 0 speaks for all\n" << exit.output;
+    const std::string a = dir("one" + dtypes), b = dir("four" + dtypes);
+    EXPECT_EQ(without_embedding(a), without_embedding(b));
+    // Losses, monitors and expert load are the same sums, and so is the evaluation before.
+    auto before = metrics_of(a), after = metrics_of(b);
+    ASSERT_EQ(before.size(), after.size());
+    ASSERT_GE(before.size(), 4u);
+    for (size_t i = 0; i + 1 < before.size(); ++i) {
+      const bool is_step = before[i].at("kind") == "step";
+      if (is_step) {
+        EXPECT_NEAR(before[i].at("grad_norm").get<double>(), after[i].at("grad_norm").get<double>(), 1e-6);
+        before[i].erase("grad_norm");
+        after[i].erase("grad_norm");
+      }
+      EXPECT_EQ(before[i], after[i]);
+    }
+  }
+}
+
+TEST_F(Ranks, uneven_parts_train_the_same_samples) {
+  // Without quantised operands the cut into micro-batches changes the order of sums alone.
+  use(pretrain());
+  const std::vector<std::string> reference = {"--set", "precision={preset: fp32}"};
+  std::vector<std::string> one = reference;
+  one.insert(one.end(), {"--set", "run.dir=one"});
+  train(folder_.path(), one);
+  train_on(3, "three", reference);
+  const auto a = step_figures(dir("one"), "pretrain", "loss"),
+             b = step_figures(dir("three"), "pretrain", "loss");
+  const auto n = step_figures(dir("one"), "pretrain", "grad_norm");
+  const auto m = step_figures(dir("three"), "pretrain", "grad_norm");
+  ASSERT_EQ(a.size(), 7u);
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_NEAR(a[i], b[i], 2e-4 * std::abs(a[i])) << "step " << i;
+    EXPECT_NEAR(n[i], m[i], 2e-3 * std::abs(n[i])) << "step " << i;
+  }
+  EXPECT_EQ(step_figures(dir("one"), "pretrain", "trained_tokens"),
+            step_figures(dir("three"), "pretrain", "trained_tokens"));
+}
+
+TEST_F(Ranks, all_ranks_skip_the_same_updates_and_stop_with_one_message) {
+  use(pretrain("      max_skips: 2\n      checkpoint: {every: 1, keep: 9}\n"));
+  const Exit exit = run_ranks(4, folder_.path(),
+                              train_args({"--set",
+                                          "stages.0.pretrain.optimizer={learning_rate: 1000, "
+                                          "weight_decay: 1000, clip_norm: 0}"}));
+  EXPECT_EQ(exit.code, 71) << exit.errors << exit.output;
+  EXPECT_EQ(count_of(exit.errors, "more than 2 updates skipped in a row"), 1) << exit.errors;
+  const auto applied = step_figures(dir("run"), "pretrain", "applied");
+  ASSERT_GE(applied.size(), 3u);
+  EXPECT_EQ(applied.back(), 0);
+  const auto name = [](size_t step) { return "/run/checkpoints/step_0_" + std::to_string(step) + "_0"; };
+  const auto before = tensor_hashes_of(folder_.path() + name(applied.size() - 1), "");
+  EXPECT_GT(before.size(), 30u);
+  EXPECT_EQ(before, tensor_hashes_of(folder_.path() + name(applied.size()), "")) << "weights moved";
+}
+
+TEST_F(Ranks, a_recipe_error_is_said_once) {
+  use(pretrain());
+  const Exit exit = run_ranks(4, folder_.path(), train_args({"--set", "model.heads=-1"}));
+  EXPECT_EQ(exit.code, 2);
+  EXPECT_EQ(count_of(exit.errors, "model.heads"), 1) << exit.errors;
+}
+
+TEST_F(Ranks, what_no_rank_can_work_on_is_refused) {
+  use(pretrain());
+  const Exit few =
+      run_ranks(4, folder_.path(), train_args({"--set", "stages.0.pretrain.batch={tokens: 96, length: 32}"}));
+  EXPECT_EQ(few.code, 2);
+  EXPECT_NE(few.errors.find("3 sequences a step leave some of the 4 ranks without any"), std::string::npos)
+      << few.errors;
+  const Exit data = run_ranks(4, folder_.path(), train_args({"--set", "parallel.data=2"}));
+  EXPECT_EQ(data.code, 2);
+  EXPECT_NE(data.errors.find("parallel.data: 2 x parallel.expert 1 needs 2 ranks, and this run has 4"),
+            std::string::npos)
+      << data.errors;
+  EXPECT_EQ(run_ranks(4, folder_.path(),
+                      train_args({"--set", "parallel.data=4", "--set", "stages.0.pretrain.steps=1"}))
+                .code,
+            0);
+}
+
+TEST_F(Ranks, a_rank_that_fails_alone_ends_the_others_with_its_exit_code) {
+  use(pretrain());
+  Command command = ranks_command(3, train_args({"--set", "stages.0.pretrain.steps=100000"}));
+  const Command wrong = ranks_command(1, {"--config", "nowhere.yaml"});
+  command.words.push_back(":");
+  // mpirun's own options are the same for all: of the second program only -np and what follows.
+  for (size_t i = 5; i < wrong.words.size(); ++i) command.words.push_back(wrong.words[i]);
+  const Exit exit = Process(folder_.path(), command).wait();
+  EXPECT_EQ(exit.code, 66) << exit.errors;
+  EXPECT_NE(exit.errors.find("fp4train: rank 3: "), std::string::npos) << exit.errors;
+}
+
+TEST_F(Ranks, a_second_job_on_the_folder_is_refused) {
+  use(pretrain());
+  Process first(folder_.path(), ranks_command(2, train_args({"--set", "stages.0.pretrain.steps=100000"})));
+  ASSERT_TRUE(wait_until([&] { return count_steps(dir("run"), "pretrain") > 0; }));
+  const Exit second = run_ranks(2, folder_.path(), train_args());
+  EXPECT_EQ(second.code, 2);
+  EXPECT_EQ(count_of(second.errors, "is in use by process"), 1) << second.errors;
+  EXPECT_TRUE(first.running());
+}
+
+}  // namespace
+}  // namespace fp4t::test
