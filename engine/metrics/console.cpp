@@ -49,11 +49,12 @@ std::string printable(const std::string& text) {
 
 struct Console::Impl {
   spdlog::logger logger;
-  bool terminal = ::isatty(STDOUT_FILENO) != 0;
+  bool terminal;
   bool status_shown = false;
   std::chrono::steady_clock::time_point last_output = std::chrono::steady_clock::now();
 
-  explicit Impl(const std::string& run_dir) : logger("fp4train") {
+  Impl(const std::string& run_dir, Screen kind)
+      : logger("fp4train"), terminal(kind == Screen::kFound && ::isatty(STDOUT_FILENO) != 0) {
     const auto screen = std::make_shared<spdlog::sinks::stdout_sink_st>();
     screen->set_pattern("%v");
     const auto file = std::make_shared<spdlog::sinks::basic_file_sink_st>(run_dir + "/log.txt");
@@ -69,10 +70,10 @@ struct Console::Impl {
   }
 };
 
-Console::Console(const std::string& run_dir) {
+Console::Console(const std::string& run_dir, Screen screen) {
   make_run_folder(run_dir);
   try {
-    impl_ = std::make_unique<Impl>(run_dir);
+    impl_ = std::make_unique<Impl>(run_dir, screen);
   } catch (const spdlog::spdlog_ex& e) {
     throw SaveError(e.what());
   }

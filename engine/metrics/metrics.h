@@ -41,8 +41,11 @@ class MetricsWriter {
 // Console: one line a step; carriage-return progress only on a terminal. Rank 0 only.
 class Console {
  public:
-  explicit Console(const std::string& run_dir);  // also logs to <run_dir>/log.txt
-  Console();                                     // of every other rank: silent
+  // Launchers show each rank a terminal that is none: its output is kPlain.
+  enum class Screen : uint8_t { kFound, kPlain };
+  explicit Console(const std::string& run_dir,
+                   Screen screen = Screen::kFound);  // logs to <run_dir>/log.txt, too
+  Console();                                         // of every other rank: silent
   ~Console();
   void line(const std::string& text);  // information
   void warn(const std::string& text);

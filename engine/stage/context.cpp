@@ -38,6 +38,11 @@ std::string header_json(const Plan& plan) {
   return j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+Console console_of(const Communicator& comm, const std::string& run_dir) {
+  if (comm.rank() != 0) return Console();
+  return Console(run_dir, comm.size() > 1 ? Console::Screen::kPlain : Console::Screen::kFound);
+}
+
 // A member that no hash protects: 0 when it is absent or no number.
 double number_within(const nlohmann::json& object, const char* name, double most) {
   const auto it = object.find(name);
@@ -76,7 +81,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
       comm(comm_in),
       plan(plan_in),
       options(options_in),
-      console(comm_in.rank() == 0 ? Console(plan_in.run.dir) : Console()),
+      console(console_of(comm_in, plan_in.run.dir)),
       tokenizer(make_tokenizer(plan_in.tokenizer)),
       model(queue_in, comm_in, plan_in),
       optimizer(model, comm_in, model.run_arena()),

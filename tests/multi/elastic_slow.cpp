@@ -39,13 +39,18 @@ class Elastic : public ::testing::Test {
     return exit;
   }
   std::map<std::string, std::string> tensors_of(const std::string& run) {
-    const auto hashes = tensor_hashes_of(latest_checkpoint_of(dir(run)), "");
+    auto hashes = tensor_hashes_of(latest_checkpoint_of(dir(run)), "model.");
+    const auto moments = tensor_hashes_of(latest_checkpoint_of(dir(run)), "optimizer.");
+    hashes.insert(moments.begin(), moments.end());
     EXPECT_GT(hashes.size(), 30u);
     return hashes;
   }
   // The state of one run loaded on so many ranks and written again.
-  void carry(const std::string& from, const std::string& to, int ranks) {
-    on(ranks, {"--set", "run.dir=" + to, "--set", "run.branch_from=" + latest_checkpoint_of(dir(from))});
+  void carry(const std::string& from, const std::string& to, int ranks, std::vector<std::string> more = {}) {
+    more.insert(more.end(),
+                {"--set", "run.dir=" + to, "--set", "run.branch_from=" + latest_checkpoint_of(dir(from))});
+    on(ranks, more);
+
     EXPECT_EQ(tensors_of(from), tensors_of(to)) << "on " << ranks << " ranks";
   }
 
@@ -53,7 +58,7 @@ class Elastic : public ::testing::Test {
 };
 
 TEST_F(Elastic, state_is_byte_identical_on_any_number_of_ranks) {
-  for (const std::string& dtypes : {"", "dtypes: {masters: bf16, moments: bf16}\n"}) {
+  for (const std::string dtypes : {"", "dtypes: {masters: bf16, moments: bf16}\n"}) {
     use(kSharded + dtypes);
     const std::string tag = dtypes.empty() ? "32" : "16";
     on(4, {"--set", "run.dir=a" + tag});
@@ -65,7 +70,8 @@ TEST_F(Elastic, state_is_byte_identical_on_any_number_of_ranks) {
     const std::vector<std::string> longer = {"--set", "stages.0.pretrain.steps=9", "--accept-changes"};
     std::vector<std::string> first = longer, last = longer;
     first.insert(first.end(), {"--set", "run.dir=a" + tag});
-    last.insert(last.end(), {"--set", "run.dir=e" + tag, "--set", "run.branch_from=" + dir("d" + tag)});
+    last.insert(last.end(), {"--set", "run.dir=e" + tag, "--set",
+                             "run.branch_from=" + latest_checkpoint_of(dir("d" + tag))});
     on(4, first);
     on(4, last);
     EXPECT_EQ(tensors_of("a" + tag), tensors_of("e" + tag));
@@ -89,7 +95,7 @@ TEST_F(Elastic, muon_keeps_whole_matrices_and_reshards) {
     EXPECT_EQ(b.erase(name), 1u);
   }
   EXPECT_EQ(a, b);
-  carry("four", "three", 3);
+  carry("four", "three", 3, muon);
 }
 
 TEST_F(Elastic, a_killed_rank_ends_the_job_and_the_same_layout_goes_on_to_the_bit) {

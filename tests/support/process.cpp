@@ -65,7 +65,7 @@ Command binary_command(const std::vector<std::string>& args) {
 
 Command ranks_command(int ranks, const std::vector<std::string>& args) {
   Command command{{from_environment("FP4T_TEST_MPIRUN"), "--oversubscribe", "--allow-run-as-root",
-                   "--bind-to", "none", "-np", std::to_string(ranks)}};
+                   "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-np", std::to_string(ranks)}};
   const Command binary = binary_command(args);
   command.words.insert(command.words.end(), binary.words.begin(), binary.words.end());
   return command;

@@ -1,0 +1,130 @@
+// Reinforcement learning on several ranks: what was sampled depends on no layout, and a stop anywhere costs
+// nothing.
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+
+#include "tests/support/runs.h"
+
+namespace fp4t::test {
+namespace {
+
+// No pretraining: every layout begins with the same weights. Answers of one digit, so that some are right.
+const char* const kRl = R"(run: {name: rl, dir: run, seed: 5}
+model:
+  layers: 2
+  hidden: 32
+  heads: 2
+  kv_heads: 1
+  head_dim: 32
+  max_positions: 32
+  init: {std: 0.3}
+  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, z_loss: 0.001}}
+precision: {preset: fp32}
+stages:
+  - rl:
+      steps: 3
+      task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}
+      sampling: {prompts: 6, samples: 4, max_tokens: 4, max_batch: 8, end_tokens: ["\n", "<eod>"]}
+      objective: {kl: 0.02, mini_batches: 2, micro_tokens: 64, drop_zero_advantage: false}
+      optimizer: {learning_rate: 1e-3}
+      eval: {task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}, max_tokens: 4}
+)";
+
+class RlRanks : public ::testing::Test {
+ protected:
+  std::string dir(const std::string& name) const { return folder_ / name; }
+  Exit on(int ranks, const std::string& name, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--set", "run.dir=" + name});
+    const Exit exit = run_ranks(ranks, folder_.path(), train_args(more));
+    EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
+    return exit;
+  }
+  // Runs kTinyRecipe on four ranks, kills one when `moment` has come, starts again on as many.
+  template <class Moment>
+  void kill_at(const Moment& moment) {
+    write_inputs(folder_.path(), kTinyRecipe);
+    on(4, "whole");
+    Process job(folder_.path(), ranks_command(4, train_args()));
+    ASSERT_TRUE(wait_until(moment));
+    const auto ranks = job.children();
+    ASSERT_EQ(ranks.size(), 4u);
+    ::kill(ranks[1], SIGKILL);
+    EXPECT_EQ(job.wait().code, 137);
+    const Exit again = on(4, "run");
+    EXPECT_NE(again.output.find("resuming from "), std::string::npos);
+    expect_same_outcome(dir("run"), dir("whole"));
+  }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(RlRanks, rollouts_and_accuracy_depend_on_no_layout) {
+  write_inputs(folder_.path(), kRl);
+  const std::vector<int> layouts = {1, 2, 4, 8};  // eight: two ranks without a prompt
+  for (const int ranks : layouts) on(ranks, "on" + std::to_string(ranks));
+  const auto first = metrics_of(dir("on1"), "step", "rl");
+  const auto start = metrics_of(dir("on1"), "eval", "rl");
+  ASSERT_EQ(first.size(), 3u);
+  for (const int ranks : layouts) {
+    const std::string run = dir("on" + std::to_string(ranks));
+    const auto steps = metrics_of(run, "step", "rl");
+    ASSERT_EQ(steps.size(), 3u);
+    for (const char* name :
+         {"reward", "reward_std", "zero_variance_groups", "unverifiable", "completion_tokens", "truncated",
+          "length_finished_mean", "length_truncated_mean", "logprob_equal_fraction", "logprob_difference_max",
+          "generation_kl", "updates"}) {
+      EXPECT_EQ(steps[0].at(name), first[0].at(name)) << name << " on " << ranks;
+    }
+    EXPECT_EQ(steps[0].at("logprob_equal_fraction"), 1.0);
+    for (const char* name : {"loss", "grad_norm", "entropy"}) {
+      const auto x = steps[0].at(name).get<double>(), y = first[0].at(name).get<double>();
+      EXPECT_NEAR(x, y, 1e-4 * std::abs(y) + 1e-7) << name << " on " << ranks;
+    }
+    EXPECT_EQ(metrics_of(run, "eval", "rl")[0], start[0]) << "on " << ranks;
+  }
+  EXPECT_GT(first[0].at("grad_norm").get<double>(), 0);
+}
+
+TEST_F(RlRanks, a_kill_between_two_updates_changes_nothing) {
+  kill_at([&] {
+    const std::string latest = latest_checkpoint_of(dir("run"));
+    return latest.find("step_1_") != std::string::npos && latest.back() != '0';
+  });
+}
+
+TEST_F(RlRanks, a_rollout_in_progress_goes_on_on_another_number_of_ranks) {
+  write_inputs(folder_.path(), kTinyRecipe);
+  {
+    Process job(folder_.path(), ranks_command(4, train_args()));
+    ASSERT_TRUE(wait_until([&] {
+      const std::string latest = latest_checkpoint_of(dir("run"));
+      return latest.find("step_1_") != std::string::npos && latest.back() != '0';
+    }));
+    const auto ranks = job.children();
+    ASSERT_EQ(ranks.size(), 4u);
+    ::kill(ranks[3], SIGKILL);
+    EXPECT_EQ(job.wait().code, 137);
+  }
+
+  const Exit again = on(2, "run");
+  EXPECT_NE(again.output.find(", update "), std::string::npos) << again.output;
+  EXPECT_EQ(count_steps(dir("run"), "rl"), 13);
+  EXPECT_GE(summary_of(dir("run")).at("logprob_equal_fraction_min").get<double>(), 0.0);
+}
+
+TEST_F(RlRanks, a_signal_to_one_rank_while_sampling_stops_all) {
+  write_inputs(folder_.path(), kTinyRecipe);
+  on(2, "whole");
+  Process job(folder_.path(), ranks_command(2, train_args()));
+  ASSERT_TRUE(wait_until([&] { return count_steps(dir("run"), "rl") >= 2; }));
+  const auto ranks = job.children();
+  ASSERT_EQ(ranks.size(), 2u);
+  ::kill(ranks[1], SIGTERM);
+  EXPECT_EQ(job.wait().code, 75);
+  on(2, "run");
+  expect_same_outcome(dir("run"), dir("whole"));
+}
+
+}  // namespace
+}  // namespace fp4t::test
