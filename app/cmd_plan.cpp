@@ -9,7 +9,7 @@ namespace fp4t {
 int cmd_plan(const AppOptions& options) {
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
-  std::fputs(describe(make_plan(recipe, machine, {}, places)).c_str(), stdout);
+  std::fputs(describe(make_plan(recipe, machine, {}, places, options.ranks)).c_str(), stdout);
   return 0;
 }
 

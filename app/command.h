@@ -16,6 +16,7 @@ struct RecipeOptions {
 struct AppOptions {
   RecipeOptions recipe;
   bool dry_run = false;
+  int64_t ranks = 1;  // plan
   bool accept_changes = false;
   std::string command_line;
   std::string checkpoint;       // inspect, generate

@@ -64,7 +64,10 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   };
   reads_recipe(add("validate", "check a recipe, and that its input files are there", fp4t::cmd_validate));
   reads_recipe(add("print-config", "print the resolved recipe as YAML", fp4t::cmd_print_config));
-  reads_recipe(add("plan", "print what a recipe will do, and compute nothing", fp4t::cmd_plan));
+  CLI::App* plan = add("plan", "print what a recipe will do, and compute nothing", fp4t::cmd_plan);
+  reads_recipe(plan);
+  plan->add_option("--ranks", o.ranks, "for so many ranks; memory is that of one")
+      ->check(number_from(1, 1e5));
   add("schema", "print the JSON schema of recipes", fp4t::cmd_schema);
   CLI::App* inspect = add("inspect", "list a checkpoint", fp4t::cmd_inspect);
   inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();

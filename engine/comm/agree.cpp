@@ -69,6 +69,21 @@ std::map<std::string, double> sum_by_name(Communicator& comm, const std::map<std
   return sums;
 }
 
+std::string first_difference(Communicator& comm, const std::map<std::string, std::string>& facts) {
+  std::string lines;
+  for (const auto& [name, value] : facts) lines += name + '\t' + value + '\n';
+  const std::vector<std::string> all = gather_texts(comm, lines);
+  for (size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    size_t at = 0;
+    while (at < all[r].size() && at < all[0].size() && all[r][at] == all[0][at]) ++at;
+    const std::string& longer = at < all[0].size() ? all[0] : all[r];
+    const size_t line = at == 0 ? 0 : longer.rfind('\n', at - 1) + 1;  // npos + 1 is 0
+    return detail::concat("rank ", r, ": ", longer.substr(line, longer.find('\t', line) - line));
+  }
+  return "";
+}
+
 void on_rank_zero(Communicator& comm, const std::function<void()>& body) {
   if (comm.size() == 1) {
     body();

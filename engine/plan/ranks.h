@@ -2,6 +2,7 @@
 // owns. Pure functions; all arithmetic on ranks is here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -62,7 +63,10 @@ class ShardTable {
 
 template <class Body>
 void ShardTable::for_parts(const Span& row, const Body& body) const {
-  for (size_t p = 0; p + 1 < offsets_.size(); ++p) {
+  if (row.count() <= 0) return;
+  const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), row.begin);
+  for (auto p = static_cast<size_t>(after - offsets_.begin()) - 1; p + 1 < offsets_.size(); ++p) {
+    if (offsets_[p] >= row.end) return;
     const int64_t begin = row.begin > offsets_[p] ? row.begin : offsets_[p];
     const int64_t end = row.end < offsets_[p + 1] ? row.end : offsets_[p + 1];
     if (begin < end) body(p, Span{begin - offsets_[p], end - offsets_[p]});

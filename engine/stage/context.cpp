@@ -254,6 +254,7 @@ void Run::save(bool required) {
   telemetry["seconds"] = seconds();
   telemetry["restarts"] = restarts_;
   state.telemetry_json = telemetry.dump();
+  check_replicas();  // a checkpoint of weights that have parted would hide it
   const std::vector<NamedTensor> all = tensors();
   const TensorParts shared = parts();
   PartGather gather(queue, comm, all, shared);

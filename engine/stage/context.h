@@ -84,6 +84,8 @@ class Run {
     }
   }
   void reduce_sums();
+  // Throws InternalError naming rank and tensor where ranks hold other weights, buffers or state than rank 0.
+  void check_replicas();
   double sum(const std::string& name) const;
   void clear_sums();
 

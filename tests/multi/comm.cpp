@@ -158,6 +158,19 @@ TEST(Agree, texts_of_any_length_and_sums_by_name) {
   EXPECT_EQ(sums.size(), static_cast<size_t>(size() + 2));
 }
 
+TEST(Agree, a_fact_that_differs_is_named_with_its_rank) {
+  const int last = size() - 1;
+  EXPECT_EQ(first_difference(*g_comm, {}), "");
+  EXPECT_EQ(first_difference(*g_comm, {{"a", "1"}, {"b", "2"}}), "");
+  const std::string who = "rank " + std::to_string(last) + ": ";
+  const bool odd = rank() == last;
+  EXPECT_EQ(first_difference(*g_comm, {{"a", odd ? "9" : "1"}, {"b", "2"}}), who + "a");
+  EXPECT_EQ(first_difference(*g_comm, {{"a", "1"}, {"b", "2"}, {"c", odd ? "31" : "3"}}), who + "c");
+  std::map<std::string, std::string> fewer = {{"a", "1"}};
+  if (!odd) fewer["b"] = "2";
+  EXPECT_EQ(first_difference(*g_comm, fewer), who + "b");
+}
+
 TEST(Agree, what_rank_zero_throws_is_thrown_everywhere) {
   int calls = 0;
   on_rank_zero(*g_comm, [&] { ++calls; });
