@@ -116,6 +116,64 @@ TEST(PlanMake, gradients_are_fp32_where_micro_batches_add_up) {
   EXPECT_EQ(gradient_of(plan_of(r), down), DType::kF32);
 }
 
+TEST(PlanMake, ranks_share_samples_masters_and_moments) {
+  const auto block = [](const Plan& p, const std::string& name) {
+    for (const MemoryLine& line : p.memory.run) {
+      if (line.name == name) return line.bytes;
+    }
+    return int64_t{0};
+  };
+  Recipe r = small_recipe();
+  const Plan one = plan_of(r), four = make_plan(r, cpu_machine(), {}, {}, 4);
+  EXPECT_EQ(four.axes, (Axes{.data = 4, .expert = 1}));
+  EXPECT_EQ(four.stages[0].accumulation, 1);
+  EXPECT_EQ(four.max_tokens, 2048);      // of either stage: 16 x 128, and 128 completions of 14
+  EXPECT_EQ(four.max_cache_slots, 128);  // 8 prompts
+  // Blocks are rounded up, and pieces end between chunks of 65536 elements.
+  const int64_t slack = kNormChunk * 4 + int64_t{256} * static_cast<int64_t>(four.parameters.size());
+  EXPECT_LE(block(four, "optimizer moments"), block(one, "optimizer moments") / 4 + 2 * slack);
+  EXPECT_LT(block(four, "masters"), block(one, "masters") / 2);
+  EXPECT_EQ(block(one, "rank exchange"), 0);
+  EXPECT_GT(block(four, "rank exchange"), 0);
+  EXPECT_EQ(four.memory.checkpoint_bytes, one.memory.checkpoint_bytes);
+  EXPECT_EQ(four.precision_hash, one.precision_hash);
+  for (const ParamInfo& p : four.parameters) EXPECT_EQ(p.gradient, DType::kF32) << p.name;
+
+  // Muon needs whole matrices: no parameter is cut.
+  std::get<PretrainSpec>(r.stages[0]).optimizer.kind = "muon";
+  const Plan muon = make_plan(r, cpu_machine(), {}, {}, 4);
+  for (const ParamInfo& p : muon.parameters) {
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const int64_t n = muon.shards.owned(p, rank).count();
+      EXPECT_TRUE(n == 0 || n == p.shape.elements()) << p.name;
+    }
+  }
+}
+
+TEST(PlanMake, ranks_that_cannot_be_are_refused) {
+  const auto refusal = [](const Recipe& r, const Machine& m, int64_t ranks) {
+    try {
+      make_plan(r, m, {}, {}, ranks);
+    } catch (const RecipeError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  Recipe r = small_recipe();
+  r.parallel.data = 3;
+  EXPECT_HAS(refusal(r, cpu_machine(), 4),
+             "parallel.data: 3 x parallel.expert 1 needs 3 ranks, and this run has 4");
+  r.parallel = {.expert = 4};
+  EXPECT_HAS(refusal(r, cpu_machine(), 6), "parallel.expert: 4 needs 4 ranks, or a multiple");
+  r = small_recipe();
+  EXPECT_HAS(refusal(r, cpu_machine(), 65), "64 sequences a step leave some of the 65 ranks without any");
+  Machine gpu = cpu_machine();
+  gpu.backend = Backend::kCuda;
+  gpu.arch = 90;
+  EXPECT_HAS(refusal(r, gpu, 2), "run.device: auto, and several ranks exchange host buffers");
+  EXPECT_EQ(refusal(r, cpu_machine(), 64), "");
+}
+
 TEST(PlanMake, what_does_not_fit_is_reported_all_at_once) {
   Recipe r = small_recipe();
   r.model.vocabulary = 100;
