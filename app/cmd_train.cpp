@@ -2,7 +2,6 @@
 
 #include "app/command.h"
 #include "engine/comm/agree.h"
-#include "engine/comm/launch.h"
 #include "engine/recipe/load.h"
 #include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
@@ -15,7 +14,7 @@ int cmd_train(const AppOptions& options) {
   const auto comm = make_communicator();
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
-  const Machine machine = probe_machine_of_rank(recipe.run.device, recipe.run.threads, *comm);
+  const Machine machine = probe_machine(recipe.run.device, threads_of_rank(recipe.run.threads, *comm));
   check_inputs(recipe);
   std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
   ResumePoint found;

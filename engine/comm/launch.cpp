@@ -1,5 +1,3 @@
-#include "engine/comm/launch.h"
-
 #include <sched.h>
 #include <unistd.h>
 
@@ -49,12 +47,6 @@ int threads_of_rank(int64_t requested, const Communicator& comm) {
   const int bound = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
   const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   return std::max(1, std::min(bound, online / comm.local_size()));
-}
-
-Machine probe_machine_of_rank(const std::string& device, int64_t threads, const Communicator& comm) {
-  Machine machine = probe_machine(device, threads_of_rank(threads, comm));
-  if (machine.backend == Backend::kCpu) machine.memory_bytes /= comm.local_size();
-  return machine;
 }
 
 }  // namespace fp4t
