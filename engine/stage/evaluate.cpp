@@ -48,8 +48,8 @@ std::vector<TokenBatch> held_out_batches(const Run& run, const Corpus& corpus, i
   return batches;
 }
 
-// Losses of the batches, which ranks take in turn; added in the order of batches, so they depend on no
-// layout.
+// Losses of the batches, which ranks take in turn; added in the order of batches, so the sum depends on no
+// layout beyond the batches that it cuts (plan.max_tokens).
 std::pair<double, double> batches_loss(Run& run, const std::vector<TokenBatch>& batches) {
   const auto ranks = static_cast<size_t>(run.comm.size()), rank = static_cast<size_t>(run.comm.rank());
   std::vector<double> losses(2 * batches.size());
