@@ -216,6 +216,8 @@ def main():
         listing = subprocess.run(["nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader"], capture_output=True,
                                  text=True, check=True).stdout.splitlines()
         devices = [line.split(", ")[0] for line in listing]
+        if os.environ.get("CUDA_VISIBLE_DEVICES"):
+            devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         card = f"{len(devices)} x {listing[0].split(', ')[1]}"
     corpus = write_corpus(options.text, options.megabytes, options.out / "corpus.jsonl")
     steps = options.steps or steps_in(options, devices[0])
