@@ -283,7 +283,7 @@ void run(Queue& queue, const AttentionBackward& op) {
                                out.as<Bf16>(),
                                dout.as<Bf16>(),
                                op.lse.as<float>(),
-                               workspace.take<float4>(tokens * op.heads + kStepRows),
+                               workspace.take<float4>(tokens * op.heads),
                                dqkv.as<Bf16>()};
   row_kernel<<<static_cast<unsigned>(ceil_div(tokens * op.heads, kThreads / 32)), kThreads, 0,
                stream_of(queue)>>>(args);

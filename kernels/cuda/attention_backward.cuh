@@ -17,7 +17,7 @@ struct BackwardAttention {
   float scale, c;  // c = scale * log2(e)
   const Bf16 *out, *dout;
   const float* lse;
-  float4* rows;  // [heads][tokens], and kStepRows more: lse * log2(e), delta = <dout, out>, 0, 0
+  float4* rows;  // [heads][tokens]: lse * log2(e), delta = <dout, out>, 0, 0
   Bf16* dqkv;
 };
 

@@ -42,14 +42,16 @@ struct OwnerOf {
 using QueryOwner = OwnerOf<false>;
 using KeyOwner = OwnerOf<true>;
 
-// A step's rows behind `valid` come as nothing: zeros, and for queries a probability of zero.
+// A step's rows behind `valid` come as nothing: zeros, and for queries a probability of zero. The lane that
+// arrives for the step writes the latter, see ItemRing.
 template <int kD, bool kQueries>
 __device__ __forceinline__ void clear_step(Shared<kD>& shared, int stage, int valid) {
 #pragma unroll 1
   for (int which = 0; which < 2; ++which) clear_rows<kD>(shared.step[stage][which], kStepRows, valid);
   if constexpr (kQueries) {
+    if (thread_now() != 0) return;
 #pragma unroll 1
-    for (int row = valid + thread_now() % 32; row < kStepRows; row += 32) {
+    for (int row = valid; row < kStepRows; ++row) {
       shared.rows[stage][row] = make_float4(INFINITY, 0.0f, 0.0f, 0.0f);
     }
   }
@@ -87,11 +89,11 @@ __device__ void produce(Shared<kD>& shared, const Maps& maps, const Items& items
         if (thread_now() == 0) {
           uint64_t* arrived = whole ? &shared.full[use.stage] : &shared.part;
           barrier_wait(shared_address(&shared.empty[use.stage]), use.parity ^ 1);
-          barrier_expect(shared_address(arrived), 2 * kTileBytes + kRowBytes);
+          barrier_expect(shared_address(arrived), 2 * kTileBytes + (whole ? kRowBytes : 0));
           load_panels<kD>(&maps.qkv, shared.step[use.stage][0], kStepRows, arrived, from, token);
           load_panels<kD>(kOwnsKeys ? &maps.dout : &maps.qkv, shared.step[use.stage][1], kStepRows, arrived,
                           kOwnsKeys ? from : from + owner.kv_heads, token);
-          if constexpr (kOwnsKeys) {
+          if (kOwnsKeys && whole) {
             bulk_load(shared_address(shared.rows[use.stage]), rows + int64_t{from} * tokens + token,
                       kRowBytes, shared_address(arrived));
           }
@@ -102,7 +104,17 @@ __device__ void produce(Shared<kD>& shared, const Maps& maps, const Items& items
           clear_step<kD, kOwnsKeys>(shared, use.stage, end - token);
           fence_async_shared();
           __syncwarp();
-          if (thread_now() == 0) barrier_arrive(shared_address(&shared.full[use.stage]));
+          if (thread_now() == 0) {
+            const uint32_t full = shared_address(&shared.full[use.stage]);
+            if constexpr (kOwnsKeys) {  // only now: consumers wait at this barrier
+              const uint32_t bytes = static_cast<uint32_t>(end - token) * sizeof(float4);
+              barrier_expect(full, bytes);
+              bulk_load(shared_address(shared.rows[use.stage]), rows + int64_t{from} * tokens + token, bytes,
+                        full);
+            } else {
+              barrier_arrive(full);
+            }
+          }
         }
       }
     }
@@ -293,15 +305,13 @@ __device__ void key_tile(Shared<kD>& shared, const BackwardAttention& args, cons
     exponentiate(next);
     wgmma_wait<0>();
     pin(dk);
-    __syncwarp();  // every lane has read the stage's rows
-    free_stage(&shared.empty[use.stage]);
+    barrier_arrive(shared_address(&shared.empty[use.stage]));
   }
   const Turn last(uses++);
   start_sum(shared, last, 0, ds, dk);
   wgmma_wait<0>();
   pin(dk);
-  __syncwarp();
-  free_stage(&shared.empty[last.stage]);
+  barrier_arrive(shared_address(&shared.empty[last.stage]));
   const int64_t width = args.shape.width();
   Bf16* first = args.dqkv + (int64_t{tile.begin} + consumer * kGroupRows) * width;
   const int rows_left = tile.rows - consumer * kGroupRows, columns = static_cast<int>(args.shape.head_dim);
@@ -327,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(shared_address(&shared.part), 1);
     for (int s = 0; s < kStages; ++s) {
       barrier_init(shared_address(&shared.full[s]), 1);
-      barrier_init(shared_address(&shared.empty[s]), kConsumerWarps);
+      barrier_init(shared_address(&shared.empty[s]), Owner::kOwnsKeys ? kConsumerThreads : kConsumerWarps);
     }
     fence_barrier_init();
   }

@@ -10,8 +10,9 @@
 namespace fp4t::cuda::sm90 {
 
 inline constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * kGroupThreads;
-inline constexpr uint32_t kConsumerWarps = kConsumers * 4;  // each frees a stage by itself
-inline constexpr int kGroupBarrier = 1;                     // named barriers from here on, one a consumer
+inline constexpr uint32_t kConsumerWarps = kConsumers * 4;  // each frees by itself what its products read
+inline constexpr uint32_t kConsumerThreads = kConsumers * kGroupThreads;
+inline constexpr int kGroupBarrier = 1;  // named barriers from here on, one a consumer
 
 // Which tile and head an item is. Sections of heads whose keys fit into the L2 cache go one after the other;
 // within one, costly tiles come first.
@@ -38,7 +39,9 @@ inline Items items_of(const char* op, const AttentionTiles& tiles, int64_t token
   return {tiles, static_cast<int>(heads), static_cast<int>(section)};
 }
 
-// Blocks draw items as they become free. The producer draws and passes on; the consumers follow.
+// Blocks draw items as they become free. The producer draws and passes on; the consumers follow. Threads that
+// read shared memory themselves, as these do, arrive themselves: racecheck follows no order by way of another
+// lane.
 struct ItemRing {
   int item[2];
   uint64_t full[2], empty[2];
@@ -46,7 +49,7 @@ struct ItemRing {
   __device__ __forceinline__ void init() {
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&full[i]), 1);
-      barrier_init(shared_address(&empty[i]), kConsumerWarps);
+      barrier_init(shared_address(&empty[i]), kConsumerThreads);
     }
   }
 };
@@ -54,7 +57,7 @@ struct ItemRing {
 // The same value in all lanes, known to the compiler as such: it may live in a uniform register.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-// One arrival a warp, after what it did to shared memory.
+// One arrival a warp, after its products.
 __device__ __forceinline__ void free_stage(uint64_t* empty) {
   if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(empty));
 }
@@ -77,8 +80,7 @@ __device__ __forceinline__ void for_items(ItemRing& ring, const Items& items, co
     } else {
       barrier_wait(shared_address(&ring.full[stage]), parity);
       drawn = ring.item[stage];
-      __syncwarp();
-      free_stage(&ring.empty[stage]);
+      barrier_arrive(shared_address(&ring.empty[stage]));
     }
     const int item = uniform(drawn);
     if (item >= count) return;
@@ -140,6 +142,7 @@ __device__ void store_tile(Bf16* tile, int consumer, const Fragment<kD>& x, cons
   constexpr int kChunks = kD / 8;
   const int thread = static_cast<int>(threadIdx.x) % kGroupThreads, lane = thread % 32;
   unsigned char* staged = reinterpret_cast<unsigned char*>(tile);
+  named_barrier(kGroupBarrier + consumer, kGroupThreads);  // the products of every warp have read the tile
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = thread / 32 * 16 + lane / 4 + 8 * h;

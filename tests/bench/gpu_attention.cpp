@@ -205,6 +205,7 @@ int main(int argc, char** argv) {
   packed(queue, 4, 4096, 32, 32, 128);
   packed(queue, 4, 4096, 32, 4, 128);
   packed(queue, 16, 1024, 32, 4, 128);
+  packed(queue, 16, 1000, 32, 4, 128);  // ends within a step
   packed(queue, 4, 4096, 32, 32, 64);
   for (const Format format : {Format::kBf16, Format::kMxfp8}) {
     for (const int64_t batch : {1, 16, 64, 256}) cached(queue, format, batch, 1024, 1, 32, 4, 128);
