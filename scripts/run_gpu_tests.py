@@ -27,9 +27,12 @@ CLEAN = {"memcheck": r"ERROR SUMMARY: 0 errors", "initcheck": r"ERROR SUMMARY: 0
          "synccheck": r"ERROR SUMMARY: 0 errors", "racecheck": r"RACECHECK SUMMARY: .*\(0 errors"}
 
 # Tests that racecheck makes too slow, and the share of their checks that the GPU takes there (tests/support/mirror.h).
-THINNED = [(r"GpuQuantize\.(every|non_finite|ragged|equal_groups|unaligned|old_scales|both)", 6), (r"GpuDequantize\.any_codes", 8),
-           (r"GpuAttention\.forward_and_gradient|GpuAttentionCached\.(appending|cached_rows)", 4),
-           (r"GpuEmbed\.embeddings_and|Gpu(Norm|QkNormRope)\.forward_and_backward", 3)]
+THINNED = [(r"GpuQuantize\.(every|non_finite|ragged|equal_groups|old_scales)|GpuDequantize\.any_codes", 16),
+           (r"GpuQuantize\.(unaligned|both|draws|a_weight)", 6), (r"GpuAttention\.forward_and_gradient", 4),
+           (r"GpuAttentionCached\.cached_rows", 8), (r"GpuAttentionCached\.appending", 4),
+           (r"GpuEmbed\.embeddings_and|Gpu(Norm|QkNormRope)\.forward_and_backward", 3),
+           (r"GpuGemmCodes\.codes_on_both|GpuAdamWStep\.equals", 8), (r"GpuGemm\.fp32|GpuLoss\.(forward|backward)_f", 6),
+           (r"GpuMoe\.gradients|GpuRouting\.(routes_are|statistics)|GpuSample\.(tokens_are_the_cpus$|log_probs)", 4)]
 
 
 class Test:

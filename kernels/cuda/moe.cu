@@ -216,14 +216,17 @@ __device__ bool plan_stack(const CombineArgs& a, int64_t token, Leaf* loaded, Le
   if (!__syncthreads_and(good)) return false;
   for (int j = static_cast<int>(threadIdx.x); j < a.top_k; j += kStackThreads) {
     int rank = 0;
+    bool once = true;
     for (int i = 0; i < a.top_k; ++i) {
       rank += loaded[i].expert < loaded[j].expert ? 1 : 0;
-      if (i != j && loaded[i].expert == loaded[j].expert) {
-        report(a.sink, FaultKind::kIndex, token * a.top_k + j, loaded[j].expert);  // twice for one token
-        good = false;
-      }
+      if (i != j && loaded[i].expert == loaded[j].expert) once = false;
     }
-    sorted[rank] = loaded[j];
+    if (once) {
+      sorted[rank] = loaded[j];
+    } else {  // twice for one token: of the same rank
+      report(a.sink, FaultKind::kIndex, token * a.top_k + j, loaded[j].expert);
+      good = false;
+    }
   }
   if (!__syncthreads_and(good)) return false;
   for (int j = static_cast<int>(threadIdx.x); j <= a.top_k; j += kStackThreads) {
