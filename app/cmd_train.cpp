@@ -15,7 +15,7 @@ int cmd_train(const AppOptions& options) {
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
   const Machine machine = probe_machine(recipe.run.device, threads_of_rank(recipe.run.threads, *comm));
-  check_inputs(recipe);
+  check_inputs(recipe, places);
   std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
   ResumePoint found;
   on_rank_zero(*comm, [&, &run = recipe.run] {

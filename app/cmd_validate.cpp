@@ -11,7 +11,7 @@ int cmd_validate(const AppOptions& options) {
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   make_plan(recipe, machine, {}, places);
-  check_inputs(recipe);
+  check_inputs(recipe, places);
   std::printf("%s: valid\n", options.recipe.config.c_str());
   return 0;
 }

@@ -62,7 +62,7 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
     add_recipe_options(command, o);
     entries.back().reads_recipe = true;
   };
-  reads_recipe(add("validate", "check a recipe, and that its input files are there", fp4t::cmd_validate));
+  reads_recipe(add("validate", "check a recipe, and the data that it names", fp4t::cmd_validate));
   reads_recipe(add("print-config", "print the resolved recipe as YAML", fp4t::cmd_print_config));
   CLI::App* plan = add("plan", "print what a recipe will do, and compute nothing", fp4t::cmd_plan);
   reads_recipe(plan);

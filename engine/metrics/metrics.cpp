@@ -7,9 +7,11 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <fstream>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "engine/metrics/json_line.h"
 #include "engine/metrics/tensorboard.h"
 #include "kernels/base/check.h"
 
@@ -28,14 +30,20 @@ Json number(double x) {
 // Cuts the file after its first `lines` lines (or where the last whole line ends, when there are fewer);
 // returns how many are left.
 int64_t keep_first_lines(const std::string& path, int64_t lines) {
-  std::ifstream in(path, std::ios::binary);
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) return 0;
+  std::istringstream in(read_text_file(path));
   int64_t kept = 0, bytes = 0;
   std::string line;
   while (kept < lines && std::getline(in, line) && !in.eof()) {
     bytes += static_cast<int64_t>(line.size()) + 1;
     ++kept;
+    try {
+      parse_metrics_line(line, path, kept);
+    } catch (const BadDataError& e) {
+      throw BadDataError(std::string(e.what()) + "; put it right or take it out, the run goes on without it");
+    }
   }
-  in.close();
   if (kept > 0 && ::truncate(path.c_str(), bytes) != 0) {
     throw SaveError(detail::concat("cannot cut ", path, ": ", std::strerror(errno)));
   }

@@ -21,7 +21,8 @@ class MetricsWriter {
  public:
   // Opens <run_dir>/metrics.jsonl, keeping the first `keep_lines` lines (a header counts) and cutting the
   // rest; 0 starts a new file with `header_json` as its first line. The first write opens a new TensorBoard
-  // file.
+  // file. Throws BadDataError, and cuts nothing, when a line to keep is damaged: the report would be refused
+  // for it at the end. Throws SaveError, as every write does.
   MetricsWriter(const std::string& run_dir, int64_t keep_lines, const std::string& header_json);
   ~MetricsWriter();
 
@@ -59,11 +60,14 @@ class Console {
 };
 
 // <run_dir>/report.html from <run_dir>/{metrics.jsonl, summary.json, plan.json}: self-contained, curves as
-// SVG. Draws what is there; throws BadDataError when the files are damaged.
+// SVG. Draws what is there; throws BadDataError when the files are damaged, naming file and line.
 void write_report(const std::string& run_dir);
 
 // The folder and those above it. Throws SaveError.
 void make_run_folder(const std::string& path);
+
+// The whole of a regular file. Throws MissingInputError when it cannot be opened, else BadDataError.
+std::string read_text_file(const std::string& path);
 
 // Atomic small-file write (temporary file, fsync, rename). Throws SaveError.
 void write_text_file(const std::string& path, const std::string& text);

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
+#include <sstream>
 
+#include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
 #include "engine/metrics/svg.h"
 #include "kernels/base/check.h"
@@ -14,6 +16,7 @@ namespace fp4t {
 
 namespace {
 
+namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kStyle =
@@ -32,14 +35,18 @@ constexpr const char* kStyle =
     ".scroll{overflow-x:auto}pre{white-space:pre-wrap;margin:0;font-size:12px}.note{color:#666;font-size:"
     "13px}";
 
+// Null when the file is not there.
 Json parse_file(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) return Json();
+  std::error_code error;
+  if (!fs::exists(path, error) && !error) return Json();
+  Json object;
   try {
-    return Json::parse(in);
+    object = Json::parse(read_text_file(path));
   } catch (const nlohmann::json::exception& e) {
     throw BadDataError(path + ": " + e.what());
   }
+  if (!object.is_object()) throw BadDataError(path + ": no JSON object");
+  return object;
 }
 
 RunFiles read_run(const std::string& dir) {
@@ -47,18 +54,12 @@ RunFiles read_run(const std::string& dir) {
   files.summary = parse_file(dir + "/summary.json");
   files.plan = parse_file(dir + "/plan.json");
   const std::string path = dir + "/metrics.jsonl";
-  std::ifstream in(path);
-  if (!in) throw MissingInputError("cannot open " + path);
+  std::istringstream in(read_text_file(path));
   std::string line;
   for (int64_t number = 1; std::getline(in, line); ++number) {
-    Json object;
-    try {
-      object = Json::parse(line);
-    } catch (const nlohmann::json::exception& e) {
-      if (in.eof()) break;  // a process that was killed tore its last line
-      throw BadDataError(detail::concat(path, ":", number, ": ", e.what()));
-    }
-    const std::string kind = object.value("kind", "");
+    if (in.eof() && !Json::accept(line)) break;  // a process that was killed tore its last line
+    Json object = parse_metrics_line(line, path, number);
+    const std::string kind = object["kind"];
     if (kind == "header") files.header = object;
     if (kind == "step" || kind == "eval") files.lines.push_back(std::move(object));
   }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <ctime>
 
@@ -57,24 +58,23 @@ uint32_t masked_crc32c(const void* data, size_t size) {
   return ((c >> 15) | (c << 17)) + 0xA282EAD8u;
 }
 
-TensorBoardFile::TensorBoardFile(const std::string& dir) {
+TensorBoardFile::TensorBoardFile(const std::string& dir) : file_(nullptr, std::fclose) {
   make_run_folder(dir);
   const auto now = static_cast<double>(std::time(nullptr));
-  const std::string path =
+  path_ =
       detail::concat(dir, "/events.out.tfevents.", static_cast<int64_t>(now), ".", ::getpid(), ".fp4train");
-  file_ = std::fopen(path.c_str(), "wb");
-  if (!file_) throw SaveError(detail::concat("cannot write ", path, ": ", std::strerror(errno)));
+  file_.reset(std::fopen(path_.c_str(), "wb"));
+  if (!file_) throw SaveError(detail::concat("cannot write ", path_, ": ", std::strerror(errno)));
   record(varint(1 << 3 | 1) + raw(now) + bytes_field(3, "brain.Event:2"));
 }
-
-TensorBoardFile::~TensorBoardFile() { std::fclose(file_); }
 
 void TensorBoardFile::record(const std::string& payload) {
   const uint64_t length = payload.size();
   const std::string frame = raw(length) + raw(masked_crc32c(&length, sizeof(length))) + payload +
                             raw(masked_crc32c(payload.data(), payload.size()));
-  std::fwrite(frame.data(), 1, frame.size(), file_);
-  std::fflush(file_);
+  const bool good = std::fwrite(frame.data(), 1, frame.size(), file_.get()) == frame.size() &&
+                    std::fflush(file_.get()) == 0;
+  if (!good) throw SaveError(detail::concat("cannot write ", path_, ": ", std::strerror(errno)));
 }
 
 void TensorBoardFile::write(int64_t step, double wall_time,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,15 +15,15 @@ namespace fp4t {
 class TensorBoardFile {
  public:
   // Creates <dir>/events.out.tfevents.<seconds>.<pid>.fp4train; one file a process.
+  // Throws SaveError, as writing does.
   explicit TensorBoardFile(const std::string& dir);
-  ~TensorBoardFile();
-  TensorBoardFile(const TensorBoardFile&) = delete;
 
   void write(int64_t step, double wall_time, const std::vector<std::pair<std::string, double>>& scalars);
 
  private:
   void record(const std::string& payload);
-  std::FILE* file_ = nullptr;
+  std::string path_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
 // CRC-32C (Castagnoli) and TFRecord's mask of it.

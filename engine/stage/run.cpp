@@ -1,6 +1,5 @@
 // The walk over the stages, and what stands at the end of a run.
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "engine/stage/context.h"
@@ -50,18 +49,29 @@ nlohmann::ordered_json summary_json(const Run& run) {
   return j;
 }
 
-// Whether summary.json and report.html are those of the last checkpoint; not so when a process ended between
-// the two.
+// Whether summary.json and report.html are those of the last checkpoint. What cannot be read is written anew.
 bool is_summarised(const Run& run) {
-  std::ifstream file(run.plan.run.dir + "/summary.json");
-  const auto summary = nlohmann::json::parse(file, nullptr, false);
-  if (!summary.is_object() || !std::filesystem::exists(run.plan.run.dir + "/report.html")) return false;
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(run.plan.run.dir + "/report.html", error)) return false;
+  nlohmann::json summary;
+  try {
+    summary = nlohmann::json::parse(read_text_file(run.plan.run.dir + "/summary.json"), nullptr, false);
+  } catch (const Error&) {
+    return false;
+  }
+  if (!summary.is_object()) return false;
   const auto hash = summary.find("content_hash");
   return hash != summary.end() && *hash == read_checkpoint_info(run.last_checkpoint(), false).content_hash;
 }
 
 void finish(Run& run) {
   const auto summary = summary_json(run);
+  // The report is drawn from the summary, so the one that stands is of another state: it goes first. Whoever
+  // finds a report finds it beside its own summary, wherever this ended before.
+  const std::string report = run.plan.run.dir + "/report.html";
+  std::error_code error;
+  std::filesystem::remove(report, error);
+  if (error) throw SaveError(detail::concat("cannot remove '", report, "': ", error.message()));
   write_text_file(run.plan.run.dir + "/summary.json", summary.dump(2) + "\n");
   write_report(run.plan.run.dir);
   std::string line = "done in " + duration_text(run.seconds());
@@ -71,7 +81,7 @@ void finish(Run& run) {
     if (summary.contains(name)) line += detail::concat("\n  ", name, " = ", summary[name].get<double>());
   }
   line += detail::concat("\n  content_hash = ", summary["content_hash"].get<std::string>(),
-                         "\n  report: ", run.plan.run.dir, "/report.html");
+                         "\n  report: ", report);
   run.console.line(line);
 }
 

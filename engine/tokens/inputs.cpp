@@ -3,9 +3,16 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
 #include <filesystem>
 #include <map>
+#include <memory>
 
+#include "engine/tokens/source.h"
+#include "engine/tokens/tasks.h"
+#include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -17,8 +24,12 @@ namespace fs = std::filesystem;
 void add_file(const std::string& path, std::vector<std::string>& files) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) throw MissingInputError("data: '" + path + "' leads nowhere");
-  if (!fs::is_regular_file(status)) throw BadDataError("data: '" + path + "' is no regular file");
+  if (!fs::exists(status)) {
+    const bool gone = status.type() == fs::file_type::not_found;
+    throw MissingInputError("'" + path + "' " +
+                            (gone ? "leads nowhere" : "cannot be read: " + error.message()));
+  }
+  if (!fs::is_regular_file(status)) throw BadDataError("'" + path + "' is no regular file");
   files.push_back(path);
 }
 
@@ -27,10 +38,10 @@ void add_folder(const std::string& path, std::map<std::string, std::string>& rea
                 std::vector<std::string>& files) {
   std::error_code error;
   const fs::path target = fs::canonical(path, error);
-  if (error) throw MissingInputError("data: cannot list '" + path + "': " + error.message());
+  if (error) throw MissingInputError("cannot list '" + path + "': " + error.message());
   const auto [first, is_new] = reached.emplace(target.string(), path);
   if (!is_new) {
-    throw BadDataError("data: one folder is reached twice, as '" + first->second + "' and as '" + path + "'");
+    throw BadDataError("one folder is reached twice, as '" + first->second + "' and as '" + path + "'");
   }
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
@@ -41,7 +52,7 @@ void add_folder(const std::string& path, std::map<std::string, std::string>& rea
       add_file(inner, files);
     }
   }
-  if (error) throw MissingInputError("data: cannot list '" + path + "': " + error.message());
+  if (error) throw MissingInputError("cannot list '" + path + "': " + error.message());
 }
 
 void add_path(const std::string& path, std::vector<std::string>& files) {
@@ -56,20 +67,25 @@ void add_path(const std::string& path, std::vector<std::string>& files) {
 
 std::vector<std::string> expand(const std::string& pattern) {
   std::vector<std::string> files;
-  std::error_code ignored;
-  if (fs::exists(pattern, ignored)) {
+  std::error_code error;
+  if (fs::exists(pattern, error)) {
     add_path(pattern, files);
   } else {
     std::vector<std::string> paths;
     glob_t matches{};
-    if (::glob(pattern.c_str(), 0, nullptr, &matches) == 0) {
-      for (size_t i = 0; i < matches.gl_pathc; ++i) paths.emplace_back(matches.gl_pathv[i]);
-    }
+    const int result = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
+    const int reason = errno;
+    for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) paths.emplace_back(matches.gl_pathv[i]);
     globfree(&matches);
+    if (result == GLOB_ABORTED) {
+      throw MissingInputError("cannot list the folders of '" + pattern + "': " + std::strerror(reason));
+    }
+    if (paths.empty() && error)
+      throw MissingInputError("'" + pattern + "' cannot be read: " + error.message());
     for (const std::string& path : paths) add_path(path, files);
   }
   std::sort(files.begin(), files.end());
-  if (files.empty()) throw MissingInputError("data: no file matches '" + pattern + "'");
+  if (files.empty()) throw MissingInputError("no file matches '" + pattern + "'");
   return files;
 }
 
@@ -84,7 +100,7 @@ std::vector<std::string> input_files(const DataSourceSpec& spec) {
       const fs::path target = fs::canonical(path, error);
       const auto [first, is_new] = seen.emplace(error ? path : target.string(), path);
       if (!is_new) {
-        throw BadDataError("data: source '" + spec.name + "' has one file twice, as '" + first->second +
+        throw BadDataError("source '" + spec.name + "' has one file twice, as '" + first->second +
                            "' and as '" + path + "'; what one holds out, the other would train on");
       }
       files.push_back(path);
@@ -93,34 +109,170 @@ std::vector<std::string> input_files(const DataSourceSpec& spec) {
   return files;
 }
 
-void check_inputs(const Recipe& recipe) {
-  std::string missing, bad;
-  const auto note = [](std::string& text, const std::string& line) {
-    text += (text.empty() ? "" : "\n") + line;
-  };
-  const InitSpec& init = recipe.model.init;
-  std::error_code ignored;
-  if (init.kind == "import" && !fs::is_directory(init.path, ignored)) {
-    note(missing, "model.init.path: '" + init.path + "' is no folder");
+namespace {
+
+// What is wrong with one source or task; `key` goes behind its path.
+struct Finding {
+  ExitCode code;
+  std::string key, message;
+};
+using Findings = std::vector<Finding>;
+
+// Notes what `body` throws; true when it throws nothing.
+template <class Body>
+bool passes(Findings& found, const std::string& key, const Body& body) {
+  try {
+    body();
+    return true;
+  } catch (const Error& e) {
+    if (e.code() == ExitCode::kInternal) throw;
+    found.push_back({e.code(), key, e.what()});
+    return false;
   }
-  for (size_t i = 0; i < recipe.stages.size(); ++i) {
-    const auto* pretrain = std::get_if<PretrainSpec>(&recipe.stages[i]);
-    if (!pretrain) continue;
-    for (size_t k = 0; k < pretrain->data.size(); ++k) {
-      const DataSourceSpec& source = pretrain->data[k];
-      if (source.kind != "text" && source.kind != "jsonl") continue;
-      const std::string path = detail::concat("stages[", i, "].pretrain.data[", k, "].paths: ");
-      try {
-        input_files(source);
-      } catch (const MissingInputError& e) {
-        note(missing, path + e.what());
-      } catch (const BadDataError& e) {
-        note(bad, path + e.what());
+}
+
+Findings check_files(const DataSourceSpec& source, const Tokenizer& tokenizer) {
+  Findings found;
+  Documents documents;
+  if (!passes(found, ".paths", [&] { input_files(source); })) return found;
+  if (!passes(found, "", [&] { documents = read_documents(source); })) return found;
+  passes(found, "", [&] {
+    for (size_t i = 0; i < documents.texts.size(); ++i) documents.tokens(i, tokenizer);
+  });
+  passes(found, ".held_out", [&] { held_out_documents(source, documents.texts.size()); });
+  return found;
+}
+
+// `trains`: problems beyond the held-out ones are drawn, too.
+Findings check_task(TaskSpec spec, bool trains, const Tokenizer& tokenizer) {
+  Findings found;
+  HeldOutSpec held_out = spec.held_out;
+  spec.held_out.hash.clear();  // told apart: it has a key of its own
+  passes(found, "", [&] {
+    const std::unique_ptr<Task> task = make_task(spec);
+    const std::string difference = held_out_difference(*task, held_out);
+    if (!difference.empty()) found.push_back({ExitCode::kBadData, ".held_out.hash", difference});
+    std::vector<Problem> problems = task->held_out();
+    if (problems.size() > 1) problems.resize(1);
+    if (trains) problems.push_back(task->training({}, 0));
+    for (const Problem& p : problems) tokenizer.encode(task->document(p, false, 0));
+  });
+  return found;
+}
+
+// Stages share most of their sources and tasks: each is made once.
+template <class Spec>
+class Known {
+ public:
+  template <class Check>
+  const Findings& of(const Spec& spec, bool trains, const Check& check) {
+    for (const Entry& e : entries_) {
+      if (e.spec == spec && e.trains == trains) return e.findings;
+    }
+    entries_.push_back({spec, trains, check()});
+    return entries_.back().findings;
+  }
+
+ private:
+  struct Entry {
+    Spec spec;
+    bool trains;
+    Findings findings;
+  };
+  std::deque<Entry> entries_;
+};
+
+class InputCheck {
+ public:
+  InputCheck(const Recipe& recipe, const FieldPlaces& places)
+      : recipe_(recipe), places_(places), tokenizer_(make_tokenizer(recipe.tokenizer)) {}
+
+  void run() {
+    const InitSpec& init = recipe_.model.init;
+    std::error_code ignored;
+    if (init.kind == "import" && !fs::is_directory(init.path, ignored)) {
+      add("model.init.path", {ExitCode::kMissingInput, "", "'" + init.path + "' is no folder"});
+    }
+    for (size_t i = 0; i < recipe_.stages.size(); ++i) {
+      const std::string path = detail::concat("stages[", i, "].");
+      if (const auto* pretrain = std::get_if<PretrainSpec>(&recipe_.stages[i])) {
+        sources(path + "pretrain.data", pretrain->data);
+        eval(path + "pretrain.eval", pretrain->eval);
+      } else {
+        const RlSpec& rl = std::get<RlSpec>(recipe_.stages[i]);
+        task(path + "rl.task", rl.task, true);
+        end_tokens(path + "rl.sampling.end_tokens", rl.sampling.end_tokens);
+        eval(path + "rl.eval", rl.eval);
+      }
+    }
+    throw_if_any();
+  }
+
+ private:
+  void sources(const std::string& path, const std::vector<DataSourceSpec>& list) {
+    for (size_t k = 0; k < list.size(); ++k) {
+      const std::string at = detail::concat(path, "[", k, "]");
+      if (list[k].kind == "text" || list[k].kind == "jsonl") {
+        DataSourceSpec spec = list[k];
+        spec.weight = 1;  // does not matter here
+        add_all(at, known_sources_.of(spec, true, [&] { return check_files(spec, *tokenizer_); }));
+      } else if (list[k].kind != "random") {
+        task(at, task_of(list[k]), true);
       }
     }
   }
-  if (!missing.empty()) throw MissingInputError(missing + (bad.empty() ? "" : "\n" + bad));
-  if (!bad.empty()) throw BadDataError(bad);
-}
+  void task(const std::string& path, TaskSpec spec, bool trains) {
+    spec.permute_rewards = false;  // does not matter here
+    add_all(path, known_tasks_.of(spec, trains, [&] { return check_task(spec, trains, *tokenizer_); }));
+  }
+  void eval(const std::string& path, const EvalSpec& spec) {
+    if (spec.task) task(path + ".task", *spec.task, false);
+    for (size_t k = 0; k < spec.prompts.size(); ++k) {
+      const std::string at = detail::concat(path, ".prompts[", k, "]");
+      Findings found;
+      passes(found, "", [&] {
+        if (tokenizer_->encode(spec.prompts[k]).empty()) throw RecipeError("no token to continue");
+      });
+      for (Finding& f : found) f.code = ExitCode::kRecipe;
+      add_all(at, found);
+    }
+  }
+  void end_tokens(const std::string& path, const std::vector<std::string>& texts) {
+    for (size_t k = 0; k < texts.size(); ++k) {
+      Findings found;
+      passes(found, "", [&] { tokenizer_->single_token(texts[k]); });
+      add_all(detail::concat(path, "[", k, "]"), found);
+    }
+  }
+
+  void add_all(const std::string& path, const Findings& findings) {
+    for (const Finding& f : findings) add(path + f.key, f);
+  }
+  void add(const std::string& path, const Finding& finding) {
+    const SourcePlace place = nearest_place(places_, path);
+    const std::string where = place.file.empty() ? path : place_text(place) + ": " + path;
+    text_ += (text_.empty() ? "" : "\n") + where + ": " + finding.message;
+    any_recipe_ |= finding.code == ExitCode::kRecipe;
+    any_missing_ |= finding.code == ExitCode::kMissingInput;
+  }
+  void throw_if_any() const {
+    if (text_.empty()) return;
+    if (any_recipe_) throw RecipeError(text_);
+    if (any_missing_) throw MissingInputError(text_);
+    throw BadDataError(text_);
+  }
+
+  const Recipe& recipe_;
+  const FieldPlaces& places_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Known<DataSourceSpec> known_sources_;
+  Known<TaskSpec> known_tasks_;
+  std::string text_;
+  bool any_recipe_ = false, any_missing_ = false;
+};
+
+}  // namespace
+
+void check_inputs(const Recipe& recipe, const FieldPlaces& places) { InputCheck(recipe, places).run(); }
 
 }  // namespace fp4t

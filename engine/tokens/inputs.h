@@ -1,10 +1,11 @@
-// The files that a recipe names as input. Who looks early spares a run that would fail after hours, when its
-// second stage begins.
+// What a recipe names as input: files, problems, texts. Who looks early spares a run that would fail after
+// hours, when its second stage begins.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 
 namespace fp4t {
@@ -15,8 +16,10 @@ namespace fp4t {
 // documents would be trained on).
 std::vector<std::string> input_files(const DataSourceSpec& spec);
 
-// Throws MissingInputError, or BadDataError, with one line for every source, in any stage, whose files are
-// not as above, and for a folder of weights that is not there. Reads no file.
-void check_inputs(const Recipe& recipe);
+// Makes everything that the stages will read or generate, once, and keeps nothing: files of text, held-out
+// splits and their hashes, prompts and end tokens as tokens. Throws with one line for each that is refused,
+// in any stage, beginning with its place and dotted path: RecipeError when one of them is the recipe's own
+// text, else MissingInputError when a file or a folder is not there, else BadDataError.
+void check_inputs(const Recipe& recipe, const FieldPlaces& places = {});
 
 }  // namespace fp4t

@@ -34,12 +34,27 @@ std::unique_ptr<DataSource> make_generated_source(const DataSourceSpec& spec, in
 std::unique_ptr<DataSource> make_random_source(const DataSourceSpec& spec, int64_t length, uint64_t seed,
                                                uint32_t index, const Tokenizer& tokenizer);
 
-// Documents of a text or jsonl source in file order. Throws MissingInputError, BadDataError.
+// Documents of a text or jsonl source in file order. Neither kind has a byte order mark or a NUL in them.
 struct Documents {
+  // Where a document begins.
+  struct Place {
+    size_t file;   // index in `files`
+    int64_t line;  // from 1
+  };
   std::vector<std::string> texts;
+  std::vector<Place> places;  // of each text
+  std::vector<std::string> files;
   std::string hash;  // over names without folders, and contents
-  int64_t bytes = 0, files = 0;
+  int64_t bytes = 0;
+  bool breaks_count = true;  // a line break of a text is one of its file (not so in JSONL)
+
+  // Throws BadDataError naming file and line.
+  std::vector<int32_t> tokens(size_t document, const Tokenizer& tokenizer) const;
 };
+// Throws MissingInputError, BadDataError naming file and line.
 Documents read_documents(const DataSourceSpec& spec);
+// By document, whether training never sees it. Throws BadDataError when that is all of them, or none though
+// a fraction is given.
+std::vector<bool> held_out_documents(const DataSourceSpec& spec, size_t documents);
 
 }  // namespace fp4t

@@ -37,21 +37,13 @@ class DocumentSource : public DataSource {
                  const Tokenizer& tokenizer)
       : name_(spec.name), length_(length), eod_(tokenizer.end_of_document()), seed_(seed), index_(index) {
     const Documents documents = read_documents(spec);
-    const PhiloxKey split = site_key(spec.held_out.seed, Purpose::kDataOrder, 1, 0, 0, 0);
+    const std::vector<bool> out = held_out_documents(spec, documents.texts.size());
     std::vector<std::vector<int32_t>> training, held_out;
     for (size_t i = 0; i < documents.texts.size(); ++i) {
-      std::vector<int32_t> tokens = tokenizer.encode(documents.texts[i]);
+      std::vector<int32_t> tokens = documents.tokens(i, tokenizer);
       if (spec.end_of_document) tokens.push_back(eod_);
-      const double u = static_cast<double>(site_draw(split, i).word[0]) * 0x1p-32;
-      const bool out = u < spec.held_out.fraction;
-      (out ? held_out_tokens_ : tokens_) += static_cast<int64_t>(tokens.size());
-      (out ? held_out : training).push_back(std::move(tokens));
-    }
-    if (training.empty()) throw BadDataError("data: every document of '" + name_ + "' is held out");
-    if (held_out.empty() && spec.held_out.fraction > 0) {
-      throw BadDataError(detail::concat("data: held_out.fraction ", spec.held_out.fraction,
-                                        " holds out none of the ", training.size(), " documents of '", name_,
-                                        "'; give more, or another held_out.seed"));
+      (out[i] ? held_out_tokens_ : tokens_) += static_cast<int64_t>(tokens.size());
+      (out[i] ? held_out : training).push_back(std::move(tokens));
     }
     // The order of documents, and so what shares a sequence, belongs to the seed.
     const PhiloxKey order = site_key(seed, Purpose::kDataOrder, 0, index, 0, 0);
@@ -65,9 +57,9 @@ class DocumentSource : public DataSource {
     fingerprint_ =
         xxh3_hex(detail::concat(documents.hash, "|", spec.held_out.fraction, "|", spec.held_out.seed, "|",
                                 length, "|", spec.end_of_document, "|", tokenizer.fingerprint()));
-    description_ = detail::concat(name_, ": ", documents.texts.size(), " documents in ", documents.files,
-                                  " files, ", tokens_, " tokens to train on, ", held_out_tokens_,
-                                  " held out, ", sequences_.size(), " sequences an epoch");
+    description_ = detail::concat(name_, ": ", documents.texts.size(), " documents in ",
+                                  documents.files.size(), " files, ", tokens_, " tokens to train on, ",
+                                  held_out_tokens_, " held out, ", sequences_.size(), " sequences an epoch");
   }
 
   Sequence sequence(int64_t n) const override {
@@ -100,13 +92,7 @@ class GeneratedSource : public DataSource {
   GeneratedSource(const DataSourceSpec& spec, int64_t length, uint64_t seed, uint32_t index,
                   const Tokenizer& tokenizer)
       : spec_(spec), length_(length), tokenizer_(tokenizer) {
-    TaskSpec task;
-    task.kind = spec.kind;
-    task.low = spec.low;
-    task.high = spec.high;
-    task.numbers = spec.numbers;
-    task.held_out = spec.held_out;
-    task_ = make_task(task);
+    task_ = make_task(task_of(spec));
     problems_ = site_key(seed, Purpose::kDataGenerate, 0, index, 0, 0);
     flaws_ = site_key(seed, Purpose::kDataGenerate, 1, index, 0, 0);
   }

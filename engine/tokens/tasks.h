@@ -43,5 +43,9 @@ class Task {
 
 // Throws BadDataError when the recipe's held-out hash differs from the list's (both are named).
 std::unique_ptr<Task> make_task(const TaskSpec& spec);
+// What a source of generated problems draws from.
+TaskSpec task_of(const DataSourceSpec& source);
+// How the list differs from the one that the recipe means; "" when it does not.
+std::string held_out_difference(const Task& task, const HeldOutSpec& spec);
 
 }  // namespace fp4t

@@ -53,7 +53,9 @@ class IdTokenizer : public Tokenizer {
     std::vector<int32_t> tokens;
     for (size_t at = text.find_first_not_of(kSpace); at != std::string_view::npos;) {
       const size_t end = std::min(text.find_first_of(kSpace, at), text.size());
-      tokens.push_back(read(text.substr(at, end - at)));
+      const std::string_view word = text.substr(at, end - at);
+      tokens.push_back(number(word));
+      if (tokens.back() < 0) throw NoTokenError(refusal(word), at);
       at = text.find_first_not_of(kSpace, end);
     }
     return tokens;
@@ -69,21 +71,26 @@ class IdTokenizer : public Tokenizer {
   }
 
   int32_t single_token(const std::string& text) const override {
-    return text == "<eod>" ? end_of_document() : read(text);
+    if (text == "<eod>") return end_of_document();
+    const int32_t token = number(text);
+    if (token < 0) throw RecipeError("end token: " + refusal(text));
+    return token;
   }
 
   std::vector<int32_t> line_ends() const override { return {end_of_document()}; }
   std::string fingerprint() const override { return detail::concat("ids-", vocabulary_); }
 
  private:
-  int32_t read(std::string_view word) const {
+  // -1 when the word is no token; <eod> is special: texts do not hold it.
+  int32_t number(std::string_view word) const {
     int32_t token = -1;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
     const bool whole = error == std::errc() && end == word.data() + word.size();
-    // <eod> is special: texts do not hold it.
-    if (whole && token >= 0 && token < end_of_document()) return token;
-    throw BadDataError(detail::concat("tokenizer.kind ids: '", word.substr(0, 40),
-                                      "' is no number from 0 to ", end_of_document() - 1));
+    return whole && token >= 0 && token < end_of_document() ? token : -1;
+  }
+  std::string refusal(std::string_view word) const {
+    return detail::concat("'", word.substr(0, 40), "' is no token of tokenizer.kind ids; allowed: numbers ",
+                          "from 0 to ", end_of_document() - 1);
   }
 
   int64_t vocabulary_;

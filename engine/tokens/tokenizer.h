@@ -9,15 +9,22 @@
 #include <vector>
 
 #include "engine/recipe/recipe.h"
+#include "kernels/base/check.h"
 
 namespace fp4t {
+
+// A text that is no sequence of tokens, and the byte of it where that shows.
+struct NoTokenError : BadDataError {
+  NoTokenError(const std::string& m, size_t byte) : BadDataError(m), at(byte) {}
+  size_t at;
+};
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual int64_t vocabulary() const = 0;
   virtual int32_t end_of_document() const = 0;
-  // Special tokens are never made from text.
+  // Special tokens are never made from text. Throws NoTokenError.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Bytes of the tokens; special tokens are left out.
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;

@@ -223,6 +223,42 @@ TEST_F(Cli, selfcheck_counts_equal_cases_and_fails_on_others) {
   EXPECT_ANSWER(run({"selfcheck", "--golden", "nowhere.jsonl"}), 66, "nowhere.jsonl");
 }
 
+TEST_F(Cli, a_report_that_failed_once_is_not_taken_for_the_new_one) {
+  copy_done();
+  const std::vector<std::string> longer = {"--accept-changes", "--set", "stages.1.rl.steps=3"};
+  fs::create_directory(run_ + "/report.html.tmp");  // so that the report cannot be written
+  EXPECT_ANSWER(go_on(longer), 73, "report.html");
+  EXPECT_FALSE(fs::exists(run_ + "/report.html")) << "the report of the shorter run stands";
+  fs::remove(run_ + "/report.html.tmp");
+  train(folder_.path(), longer);
+  const std::string made = read_text(run_ + "/report.html");
+  EXPECT_ANSWER(run({"report", "run"}), 0, "run/report.html");
+  EXPECT_EQ(read_text(run_ + "/report.html"), made);
+  EXPECT_ANSWER(go_on(longer), 0, "already done");
+}
+
+TEST_F(Cli, a_summary_that_is_no_file_is_an_answer) {
+  copy_done();
+  fs::remove(run_ + "/summary.json");
+  fs::create_directory(run_ + "/summary.json");
+  EXPECT_ANSWER(run({"report", "run"}), 65, "run/summary.json is no regular file");
+  EXPECT_ANSWER(go_on({}), 73, "run/summary.json");
+  fs::remove(run_ + "/summary.json");
+  EXPECT_ANSWER(go_on({}), 0, "done in");
+}
+
+TEST_F(Cli, a_damaged_line_of_metrics_is_told_before_training) {
+  copy_done();
+  const std::string file = run_ + "/metrics.jsonl";
+  std::string text = read_text(file);
+  text.insert(text.find('\n') + 1, "{\"kind\":3}\n");
+  write_text(file, text);
+  const Exit exit = go_on({"--accept-changes", "--set", "stages.1.rl.steps=3"});
+  EXPECT_ANSWER(exit, 65, "run/metrics.jsonl:2: ");
+  EXPECT_EQ(exit.output.find("rl step="), std::string::npos) << "found after training";
+  EXPECT_ANSWER(run({"report", "run"}), 65, "run/metrics.jsonl:2: ");
+}
+
 TEST_F(Cli, report_is_drawn_again) {
   copy_done();
   const std::string before = read_text(run_ + "/report.html");
@@ -282,7 +318,7 @@ void expect_an_answer(const Exit& exit, const std::string& input) {
   const bool valid = exit.code == 0 && exit.errors.empty();
   const bool refused = exit.code == 2 && exit.errors.rfind("fp4train: recipe.yaml", 0) == 0;
   const bool no_input =
-      (exit.code == 66 || exit.code == 65) && exit.errors.rfind("fp4train: stages[", 0) == 0;
+      (exit.code == 66 || exit.code == 65) && exit.errors.rfind("fp4train: recipe.yaml:", 0) == 0;
   EXPECT_TRUE(valid || refused || no_input) << "exit code " << exit.code << "\n"
                                             << exit.errors << "\nfor\n"
                                             << input;

@@ -107,6 +107,41 @@ TEST_F(CliOptions, inputs_of_later_stages_are_missed_before_the_first_begins) {
   EXPECT_EQ(run({"plan", "--config", "recipe.yaml", gone[0], gone[1]}).code, 0);
 }
 
+TEST_F(CliOptions, wrong_inputs_of_later_stages_are_found_before_the_first_begins) {
+  fs::create_directory(folder_ / "bad");
+  const std::string task =
+      "{kind: sums, low: 0, high: 4, held_out: {fraction: 0.3, seed: 1, hash: 0011223344556677}}";
+  const struct {
+    std::string set, bad_text;
+    std::vector<std::string> words;
+  } cases[] = {
+      {"stages[1]={rl: {steps: 1, task: " + task + "}}",
+       "",
+       {"stages[1].rl.task.held_out.hash", "0011223344556677"}},
+      {"stages[1].pretrain.eval.task=" + task, "", {"stages[1].pretrain.eval.task.held_out.hash"}},
+      {"stages[1].pretrain.data[0]={kind: sums, name: s, low: 0, high: 4, held_out: {fraction: 0.3, hash: "
+       "0a1b2c3d4e5f6071}}",
+       "",
+       {"stages[1].pretrain.data[0].held_out.hash", "0a1b2c3d4e5f6071"}},
+      {"stages[1].pretrain.data[0].paths=bad",
+       "",
+       {"stages[1].pretrain.data[0]: ", "holds no document", "bad/"}},
+      {"stages[1].pretrain.data[0].paths=bad", std::string("a\n\0", 3), {"bad/words.txt:2: ", "NUL"}},
+      {"stages[1].pretrain.data[0].held_out.fraction=0.999999999",
+       "",
+       {"data[0].held_out", "every document"}}};
+  for (const auto& c : cases) {
+    write_text(folder_ / "bad/words.txt", c.bad_text);
+    expect_refused({"validate", "--config", "recipe.yaml", "--set", c.set}, 65, c.words);
+    expect_refused({"--config", "recipe.yaml", "--set", c.set}, 65, c.words);
+    EXPECT_FALSE(fs::exists(folder_ / "run")) << c.set;
+  }
+  // In the file itself, the line is named as well.
+  write_text(folder_ / "recipe.yaml", kRecipe + "      eval:\n        task: " + task + "\n");
+  expect_refused({"validate", "--config", "recipe.yaml"}, 65,
+                 {"fp4train: recipe.yaml:21:", ": stages[1].pretrain.eval.task.held_out.hash: "});
+}
+
 TEST_F(CliOptions, a_vocabulary_wider_than_the_tokens_samples_and_trains) {
   write_text(folder_ / "recipe.yaml", std::string(kTinyModel) + R"(stages:
   - rl:

@@ -1,9 +1,11 @@
 #include "engine/metrics/metrics.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -53,6 +55,89 @@ TEST_F(MetricsTest, a_resumed_file_loses_what_lies_past_the_checkpoint) {
     for (int i = 4; i <= 5; ++i) w.write("step", "pretrain", i, i, record(i));
   }
   EXPECT_EQ(read("metrics.jsonl"), whole);
+}
+
+// Not lines of metrics, each as the third of a file.
+const char* const kDamaged[] = {"3",
+                                "[]",
+                                "",
+                                "{\"kind\":3}",
+                                "{\"kind\":\"step\"}",
+                                "{\"kind\":\"step\",",
+                                "{\"kind\":\"eval\",\"stage\":\"s\",\"step\":\"1\"}"};
+
+TEST_F(MetricsTest, a_damaged_line_is_told_when_a_run_goes_on_and_nothing_is_cut) {
+  for (const char* damaged : kDamaged) {
+    fs::remove_all(dir_);
+    { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
+    std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << damaged << "\n"
+                                                          << R"({"kind":"end"})"
+                                                          << "\n";
+    const std::string before = read("metrics.jsonl");
+    try {
+      MetricsWriter(dir_, 3, R"({"kind":"header"})");
+      ADD_FAILURE() << damaged << " was accepted";
+    } catch (const BadDataError& e) {
+      const std::string text = e.what();
+      EXPECT_NE(text.find("metrics.jsonl:3: "), std::string::npos) << text;
+      EXPECT_EQ(text.find("line 1"), std::string::npos) << text;
+    }
+    EXPECT_EQ(read("metrics.jsonl"), before);
+    // Behind what is kept it does no harm.
+    EXPECT_EQ(MetricsWriter(dir_, 2, R"({"kind":"header"})").lines(), 2);
+  }
+}
+
+TEST_F(MetricsTest, a_report_of_damaged_files_names_file_and_line) {
+  const auto refusal = [&] {
+    try {
+      write_report(dir_);
+    } catch (const BadDataError& e) {
+      return std::string(e.what());
+    }
+    return std::string("not refused");
+  };
+  for (const char* damaged : kDamaged) {
+    fs::remove_all(dir_);
+    { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
+    EXPECT_NO_THROW(write_report(dir_));
+    std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << damaged << "\n";
+    EXPECT_NE(refusal().find("metrics.jsonl:3: "), std::string::npos) << damaged << ": " << refusal();
+  }
+  fs::remove_all(dir_);
+  { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
+  for (const char* name : {"summary.json", "plan.json", "metrics.jsonl"}) {
+    fs::remove_all(dir_ + "/" + name);
+    fs::create_directory(dir_ + "/" + name);
+    EXPECT_NE(refusal().find(std::string(name) + " is no regular file"), std::string::npos) << refusal();
+    fs::remove(dir_ + "/" + name);
+    std::ofstream(dir_ + "/" + name) << "[]\n";
+    EXPECT_NE(refusal().find(name), std::string::npos) << refusal();
+    fs::remove(dir_ + "/" + name);
+  }
+}
+
+TEST_F(MetricsTest, a_full_disk_shows_in_the_tensorboard_file) {
+  rlimit unlimited{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  const auto write_with_room_for = [&](rlim_t bytes) {
+    const rlimit limit{bytes, unlimited.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    std::string refusal;
+    try {
+      TensorBoardFile file(dir_ + "/tb");
+      file.write(1, 2, {{"loss", 1.0}});
+    } catch (const SaveError& e) {
+      refusal = e.what();
+    }
+    ::setrlimit(RLIMIT_FSIZE, &unlimited);
+    EXPECT_NE(refusal.find("tfevents"), std::string::npos) << "room for " << bytes;
+    EXPECT_NE(refusal.find("too large"), std::string::npos) << refusal;
+  };
+  write_with_room_for(10);  // not even the first record
+  write_with_room_for(50);
+  std::signal(SIGXFSZ, before);
 }
 
 TEST_F(MetricsTest, numbers_round_trip_and_non_finite_ones_are_named) {

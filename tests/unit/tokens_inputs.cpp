@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "engine/tokens/corpus.h"
+#include "engine/tokens/source.h"
 #include "kernels/base/check.h"
 #include "tests/support/process.h"
 
@@ -116,6 +117,118 @@ TEST_F(Inputs, of_all_stages_are_looked_for_at_once) {
   second.data.pop_back();
   recipe.stages = {first, RlSpec{}, second};
   EXPECT_NO_THROW(check_inputs(recipe));
+}
+
+// Recipe of two stages, the second one as given.
+Recipe with_later(const DataSourceSpec& first, const StageSpec& later) {
+  Recipe recipe;
+  PretrainSpec pretrain;
+  pretrain.data = {first};
+  recipe.stages = {pretrain, later};
+  return recipe;
+}
+
+void expect_parts(const std::string& text, const Names& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in\n" << text;
+  }
+}
+
+TEST_F(Inputs, problems_and_splits_of_later_stages_are_made_early) {
+  RlSpec rl;
+  rl.task.held_out = {.fraction = 0.1, .seed = 7, .hash = "0000000000000000"};
+  rl.eval.task = rl.task;
+  DataSourceSpec sums;
+  sums.name = sums.kind = "sums";
+  sums.held_out = rl.task.held_out;
+  Recipe recipe = with_later(sums, rl);
+  expect_parts(message_of<BadDataError>([&] { check_inputs(recipe); }),
+               {"stages[0].pretrain.data[0].held_out.hash: the recipe says 0000000000000000",
+                "\nstages[1].rl.task.held_out.hash: ", "\nstages[1].rl.eval.task.held_out.hash: "});
+  FieldPlaces places;
+  places["stages[1].rl.task.held_out"].value = {"r.yaml", 12, 5};
+  expect_parts(message_of<BadDataError>([&] { check_inputs(recipe, places); }),
+               {"\nr.yaml:12:5: stages[1].rl.task.held_out.hash: the recipe says"});
+  rl.task.held_out = {.fraction = 1e-9, .seed = 7, .hash = ""};
+  rl.eval.task.reset();
+  expect_parts(message_of<BadDataError>([&] { check_inputs(with_later(source({"a.txt"}), rl)); }),
+               {"stages[1].rl.task: sums: held_out.fraction 1e-09 holds out none"});
+  // Who is only measured needs no problem to train on.
+  rl.task.held_out = {};
+  rl.eval.task = rl.task;
+  rl.eval.task->held_out.fraction = 1;
+  EXPECT_NO_THROW(check_inputs(with_later(source({"a.txt"}), rl)));
+}
+
+TEST_F(Inputs, texts_of_later_stages_are_read_early) {
+  test::write_text(folder_ / "empty.txt", "");
+  test::write_text(folder_ / "separators.txt", "%\n%\r\n");
+  test::write_text(folder_ / "nul.txt", std::string("one\ntw\0o\n", 9));
+  test::write_text(folder_ / "lines.jsonl", "{\"text\": \"good\"}\n{\"text\": }\n");
+  PretrainSpec later;
+  for (const char* name : {"empty.txt", "separators.txt", "nul.txt", "lines.jsonl"}) {
+    later.data.push_back(source({name}));
+  }
+  later.data[3].kind = "jsonl";
+  later.data.push_back(source({"a.txt"}));
+  later.data[4].held_out.fraction = 1e-9;
+  const std::string text =
+      message_of<BadDataError>([&] { check_inputs(with_later(source({"a.txt"}), later)); });
+  expect_parts(text,
+               {"stages[1].pretrain.data[0]: source 's' holds no document", folder_ / "empty.txt",
+                "stages[1].pretrain.data[1]: source 's' holds no document",
+                "stages[1].pretrain.data[2]: " + (folder_ / "nul.txt") + ":2: ", "NUL",
+                "stages[1].pretrain.data[3]: " + (folder_ / "lines.jsonl") + ":2: column 10: ",
+                "stages[1].pretrain.data[4].held_out: held_out.fraction 1e-09 holds out none of the 2"});
+  EXPECT_EQ(text.find("line 1"), std::string::npos) << text;
+}
+
+TEST_F(Inputs, what_is_no_token_is_named_with_file_and_line) {
+  test::write_text(folder_ / "a.txt", "1 2\n%\n3\n4 x9\n");
+  test::write_text(folder_ / "b.jsonl", "{\"text\": \"1\"}\n\n{\"text\": \"2\\n3\\n-4\"}\n");
+  PretrainSpec later;
+  later.data = {source({"a.txt"}), source({"b.jsonl"})};
+  later.data[1].kind = "jsonl";
+  later.eval.prompts = {"5", "five", " "};
+  test::write_text(folder_ / "good.txt", "6 7\n");
+  Recipe recipe = with_later(source({"good.txt"}), later);
+  recipe.tokenizer = {.kind = "ids", .vocabulary = 10};
+  expect_parts(message_of<RecipeError>([&] { check_inputs(recipe); }),
+               {"stages[1].pretrain.data[0]: " + (folder_ / "a.txt") + ":4: 'x9' is no token",
+                "stages[1].pretrain.data[1]: " + (folder_ / "b.jsonl") + ":3: '-4' is no token",
+                "from 0 to 8", "stages[1].pretrain.eval.prompts[1]: 'five' is no token",
+                "stages[1].pretrain.eval.prompts[2]: no token"});
+  RlSpec rl;
+  rl.sampling.end_tokens = {"<eod>", "stop"};
+  recipe.stages[1] = rl;
+  expect_parts(message_of<RecipeError>([&] { check_inputs(recipe); }),
+               {"stages[1].rl.task: '", "=", "stages[1].rl.sampling.end_tokens[1]: ", "'stop'"});
+}
+
+TEST_F(Inputs, both_kinds_have_one_rule_for_byte_order_marks_and_nul) {
+  const std::string mark = "\xEF\xBB\xBF";
+  test::write_text(folder_ / "a.txt", mark + "one" + mark);
+  test::write_text(folder_ / "b.jsonl", mark + "{\"text\": \"one" + mark + "\"}\n");
+  DataSourceSpec text = source({"a.txt"}), jsonl = source({"b.jsonl"});
+  text.separator = "";
+  jsonl.kind = "jsonl";
+  for (const DataSourceSpec& spec : {text, jsonl}) {
+    EXPECT_EQ(read_documents(spec).texts, Names{"one" + mark}) << spec.kind;
+  }
+  test::write_text(folder_ / "a.txt", std::string("o\0e", 3));
+  test::write_text(folder_ / "b.jsonl", "\n{\"text\": \"o\\u0000e\"}\n");
+  expect_parts(message_of<BadDataError>([&] { read_documents(text); }), {folder_ / "a.txt:1: ", "NUL"});
+  expect_parts(message_of<BadDataError>([&] { read_documents(jsonl); }), {folder_ / "b.jsonl:2: ", "NUL"});
+}
+
+TEST_F(Inputs, why_a_path_cannot_be_read_is_told) {
+  fs::create_directory_symlink("round", folder_ / "round");
+  for (const std::string& name : {std::string("round/x.txt"), "folder/" + std::string(5000, 'x')}) {
+    const std::string text = message_of<MissingInputError>([&] { files({name}); });
+    EXPECT_TRUE(text.find("oo many levels") != std::string::npos ||
+                text.find("too long") != std::string::npos)
+        << text;
+  }
 }
 
 TEST_F(Inputs, a_split_that_holds_nothing_out_is_refused) {

@@ -1,0 +1,28 @@
+#include "engine/metrics/json_line.h"
+
+namespace fp4t {
+
+std::string json_problem(const nlohmann::json::exception& error) {
+  std::string text = error.what();
+  const size_t name = text.rfind('[', 0) == 0 ? text.find("] ") : std::string::npos;
+  if (name != std::string::npos) text.erase(0, name + 2);
+  const std::string place = "parse error at line 1, ";
+  if (text.rfind(place, 0) == 0) text.erase(0, place.size());
+  return text;
+}
+
+nlohmann::ordered_json parse_metrics_line(const std::string& line, const std::string& file, int64_t number) {
+  auto object = parse_json_line<nlohmann::ordered_json>(line, file, number);
+  const auto need = [&](bool good, const char* what) {
+    if (!good) throw BadDataError(detail::concat(file, ":", number, ": no line of metrics: ", what));
+  };
+  const auto is_text = [&](const char* key) { return object.contains(key) && object[key].is_string(); };
+  need(object.is_object(), "it is no object");
+  need(is_text("kind"), "'kind' is no text");
+  if (object["kind"] != "step" && object["kind"] != "eval") return object;
+  need(is_text("stage"), "'stage' is no text");
+  need(object.contains("step") && object["step"].is_number(), "'step' is no number");
+  return object;
+}
+
+}  // namespace fp4t
