@@ -3,6 +3,7 @@
 #include "app/command.h"
 #include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
+#include "engine/stage/resume.h"
 #include "engine/tokens/inputs.h"
 
 namespace fp4t {
@@ -12,6 +13,7 @@ int cmd_validate(const AppOptions& options) {
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   make_plan(recipe, machine, {}, places);
   check_inputs(recipe, places);
+  check_origin(recipe.run);
   std::printf("%s: valid\n", options.recipe.config.c_str());
   return 0;
 }

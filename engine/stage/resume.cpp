@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "engine/comm/agree.h"
+#include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
+#include "engine/store/checkpoint_read.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -65,12 +67,55 @@ void check_place(const Recipe& recipe, const RunState& state) {
   }
 }
 
+// Tokens are rows of the embedding, and their places positions.
+void check_rollout(const Recipe& recipe, const Rollout& rollout) {
+  const int64_t rows =
+      recipe.model.vocabulary > 0 ? recipe.model.vocabulary : tokenizer_vocabulary(recipe.tokenizer);
+  const auto check_tokens = [&](const char* what, size_t i, const std::vector<int32_t>& tokens) {
+    for (int32_t t : tokens) {
+      if (t < 0 || t >= rows) {
+        throw BadDataError(detail::concat("rollout: ", what, " ", i, " has token ", t, " of ", rows));
+      }
+    }
+  };
+  for (size_t i = 0; i < rollout.prompts.size(); ++i) {
+    if (rollout.prompts[i].empty()) throw BadDataError(detail::concat("rollout: prompt ", i, " is empty"));
+    check_tokens("prompt", i, rollout.prompts[i]);
+  }
+  for (size_t i = 0; i < rollout.completions.size(); ++i) {
+    check_tokens("completion", i, rollout.completions[i]);
+    const auto& prompt = rollout.prompts[i / static_cast<size_t>(rollout.samples_per_prompt)];
+    const auto length = static_cast<int64_t>(prompt.size() + rollout.completions[i].size()) - 1;
+    if (length > recipe.model.max_positions) {
+      throw BadDataError(detail::concat("rollout: completion ", i, " takes ", length, " positions of ",
+                                        recipe.model.max_positions));
+    }
+  }
+}
+
+std::filesystem::path without_links(const std::string& path) {
+  std::error_code error;
+  auto found = std::filesystem::weakly_canonical(path, error);
+  if (error) throw MissingInputError(detail::concat("cannot look at '", path, "': ", error.message()));
+  return found;
+}
+
 // Whether `path` lies below `folder`, whatever links lead there.
 bool lies_in(const std::string& path, const std::string& folder) {
-  namespace fs = std::filesystem;
-  const fs::path relative = fs::weakly_canonical(path).lexically_relative(fs::weakly_canonical(folder));
+  const auto relative = without_links(path).lexically_relative(without_links(folder));
   return !relative.empty() && *relative.begin() != "..";
 }
+
+// The checkpoint that a key of the recipe names.
+std::string find_named(const char* key, const std::string& path) {
+  try {
+    return find_checkpoint(path);
+  } catch (const MissingInputError& error) {
+    throw MissingInputError(detail::concat(key, ": ", error.what()));
+  }
+}
+
+bool names_a_checkpoint(const RunSpec& run) { return run.resume != "auto" && run.resume != "never"; }
 
 }  // namespace
 
@@ -115,10 +160,20 @@ void check_state(const CheckpointInfo& info) {
                               .recipe;  // keep does not matter
     check_counts(info.state);
     check_place(recipe, info.state);
+    check_rollout(recipe, info.state.rollout);
     recorded_span_steps(info.state);
   } catch (const Error& error) {
     throw BadDataError(detail::concat("checkpoint '", info.path, "': ", error.what()));
   }
+}
+
+void check_origin(const RunSpec& run) {
+  const bool resumes = names_a_checkpoint(run);
+  if (!resumes && run.branch_from.empty()) return;
+  if (!list_checkpoints(run.dir + "/checkpoints").empty()) return;
+  const std::string path =
+      resumes ? find_named("run.resume", run.resume) : find_named("run.branch_from", run.branch_from);
+  check_state(read_checkpoint_info(path, false));
 }
 
 ResumePoint find_resume(const RunSpec& run) {
@@ -130,9 +185,9 @@ ResumePoint find_resume(const RunSpec& run) {
       throw RecipeError(detail::concat("run.resume: never, but ", run.dir,
                                        " holds checkpoints; remove them, or choose another run.dir"));
     }
-  } else if (run.resume != "auto") {
+  } else if (names_a_checkpoint(run)) {
     if (path.empty()) {
-      path = find_checkpoint(run.resume);
+      path = find_named("run.resume", run.resume);
       point.elsewhere = !lies_in(path, run.dir);
     } else {
       point.notes.push_back(detail::concat("run.resume: ", run.resume, " is passed over, since ", run.dir,
@@ -140,7 +195,7 @@ ResumePoint find_resume(const RunSpec& run) {
     }
   }
   if (path.empty() && !run.branch_from.empty()) {
-    path = find_checkpoint(run.branch_from);
+    path = find_named("run.branch_from", run.branch_from);
     point.branch = true;
   }
   if (path.empty()) return point;

@@ -43,6 +43,11 @@ std::string recorded_recipe(const std::string& recipe_yaml);
 // BadDataError naming the field.
 void check_state(const CheckpointInfo& info);
 
+// Whether what run.resume or run.branch_from names is there and can be read, as far as it will be used: a
+// run.dir with checkpoints of its own continues these. Makes and removes nothing. Throws MissingInputError,
+// BadDataError.
+void check_origin(const RunSpec& run);
+
 // By run.resume and run.branch_from; a checkpoint that either names counts until run.dir has one of its own,
 // so that the same command goes on after a stop. Throws NoCheckpointError, BadDataError, RecipeError.
 ResumePoint find_resume(const RunSpec& run);

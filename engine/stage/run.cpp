@@ -89,6 +89,8 @@ void finish(Run& run) {
 
 void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOptions& options,
                 const ResumePoint& resume) {
+  // Once before anything is written: a refused start leaves no trace.
+  if (resume.found) check_resume(resume, plan.recipe_yaml, options.accept_changes);
   Run run(queue, comm, plan, options, resume);
   if (run.leads()) write_plan(plan);
   run.console.line(describe(plan));

@@ -152,7 +152,7 @@ void CheckpointStore::put_in_place(const std::string& from, const std::string& n
   const std::string replaced = final_path + kReplaced;
   // A folder of this name exists after a resume from an older checkpoint. It steps aside until the new one
   // stands; clean_leftovers puts it back if the process dies in between.
-  const bool replaces = fs::exists(final_path);
+  const bool replaces = path_exists(final_path);
   if (replaces) {
     remove_path(replaced, options_.hook);
     rename_path(final_path, replaced, options_.hook);
@@ -177,8 +177,12 @@ std::string CheckpointStore::save(Queue& queue, const std::vector<NamedTensor>& 
   try {
     remove_path(temporary, options_.hook);
     write_folder(queue, temporary, tensors, state, parts, fetch);
-    put_in_place(temporary, name);
-    remove_older(name, keep);
+    try {
+      put_in_place(temporary, name);
+      remove_older(name, keep);
+    } catch (const MissingInputError& error) {  // a folder that cannot be looked into
+      throw SaveError(error.what());
+    }
   } catch (...) {
     std::error_code ignored;  // the first error is the one to report
     fs::remove_all(temporary, ignored);
@@ -217,19 +221,14 @@ void CheckpointStore::remove_older(const std::string& name, int64_t keep) {
 }
 
 void CheckpointStore::clean_leftovers(std::vector<std::string>* notes) {
-  std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(dir_)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) {
+  for (const std::string& name : names_in(dir_)) {
     const std::string path = dir_ + "/" + name;
     if (name.find(kTemporary) != std::string::npos) {
       remove_path(path, options_.hook);
       notes->push_back("removed '" + path + "', left by a save that did not finish");
     } else if (ends_with(name, kReplaced)) {
       const std::string original = path.substr(0, path.size() - std::string(kReplaced).size());
-      if (fs::exists(original)) {
+      if (path_exists(original)) {
         remove_path(path, options_.hook);
       } else {
         rename_path(path, original, options_.hook);
@@ -241,9 +240,14 @@ void CheckpointStore::clean_leftovers(std::vector<std::string>* notes) {
 
 std::string CheckpointStore::newest(std::vector<std::string>* notes,
                                     const std::function<void(const CheckpointInfo&)>& check) {
-  clean_leftovers(notes);
+  std::vector<CheckpointNumber> candidates;
+  try {
+    clean_leftovers(notes);
+    candidates = checkpoints_to_try(dir_);
+  } catch (const MissingInputError& error) {
+    throw NoCheckpointError(error.what());  // not the same as none
+  }
   std::string failures;
-  const std::vector<CheckpointNumber> candidates = checkpoints_to_try(dir_);
   for (const CheckpointNumber& number : candidates) {
     const std::string path = dir_ + "/" + checkpoint_name(number);
     try {

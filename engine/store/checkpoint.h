@@ -65,8 +65,8 @@ class CheckpointStore {
                    const TensorParts& parts = {}, const FetchWhole& fetch = {});
 
   // Newest complete and verified checkpoint, damaged ones reported in `notes`; "" when there is none at all.
-  // Throws NoCheckpointError when there are some and none is readable. Removes leftovers of saves. What
-  // `check` throws about a state counts as damage.
+  // Throws NoCheckpointError when there are some and none is readable, or when that cannot be told. Removes
+  // leftovers of saves. What `check` throws about a state counts as damage.
   std::string newest(std::vector<std::string>* notes,
                      const std::function<void(const CheckpointInfo&)>& check = {});
 
@@ -104,7 +104,8 @@ std::string describe_checkpoint(const std::string& path, bool verify);
 std::string find_checkpoint(const std::string& path);
 
 // Held while a process works in a run folder; a second one is refused (RecipeError naming its pid) when the
-// first still holds it after a few seconds.
+// first still holds it after a few seconds. A folder that was made for it, and in which nothing was written,
+// goes with it: a start that is refused leaves nothing behind.
 class RunLock {
  public:
   explicit RunLock(const std::string& run_dir);
@@ -113,6 +114,11 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
 
  private:
+  void open_and_lock(const std::string& path);
+  void leave_no_trace() const;
+
+  std::string dir_;
+  std::vector<std::string> made_;  // folders that were not there before, the innermost first
   int fd_ = -1;
 };
 

@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,8 +13,6 @@
 namespace fp4t {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 constexpr int64_t kMaxTelemetryBytes = int64_t{16} << 20;
@@ -61,9 +58,8 @@ std::optional<CheckpointNumber> checkpoint_number(const std::string& name) {
 
 std::vector<CheckpointNumber> list_checkpoints(const std::string& dir) {
   std::vector<CheckpointNumber> out;
-  std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    const auto number = checkpoint_number(it->path().filename().string());
+  for (const std::string& name : names_in(dir)) {
+    const auto number = checkpoint_number(name);
     if (number) out.push_back(*number);
   }
   std::sort(out.begin(), out.end(), std::greater<>());
@@ -242,12 +238,12 @@ void load_tensors(Queue& queue, const std::string& path, const std::vector<Named
 }
 
 std::string find_checkpoint(const std::string& path) {
-  if (fs::exists(path + "/manifest.json")) return path;
+  if (path_exists(path + "/manifest.json")) return path;
   for (const std::string& dir : {path, path + "/checkpoints"}) {
     const std::vector<CheckpointNumber> candidates = checkpoints_to_try(dir);
     if (!candidates.empty()) return dir + "/" + checkpoint_name(candidates.front());
   }
-  throw MissingInputError("'" + path + "' is neither a checkpoint nor a run folder with one");
+  throw MissingInputError("'" + printable(path) + "' is neither a checkpoint nor a run folder with one");
 }
 
 }  // namespace fp4t

@@ -20,7 +20,8 @@ struct CheckpointNumber {
 };
 std::string checkpoint_name(const CheckpointNumber& number);                 // "step_0_200_0"
 std::optional<CheckpointNumber> checkpoint_number(const std::string& name);  // exactly such names
-std::vector<CheckpointNumber> list_checkpoints(const std::string& dir);      // largest first
+// Largest first; none when the folder is not there. Throws MissingInputError when it cannot be listed.
+std::vector<CheckpointNumber> list_checkpoints(const std::string& dir);
 // What the file `latest` names, when it names a checkpoint.
 std::optional<CheckpointNumber> latest_checkpoint(const std::string& dir);
 // `latest` first, then what came before it, then what lies beyond it; newest first each.

@@ -108,6 +108,29 @@ std::string read_small_file(const std::string& path, int64_t max_bytes) {
   return text;
 }
 
+bool path_exists(const std::string& path) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(path, error);
+  if (error) {
+    throw MissingInputError(detail::concat("cannot look at '", printable(path), "': ", error.message()));
+  }
+  return exists;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) {
+    throw MissingInputError(detail::concat("cannot list '", printable(folder), "': ", error.message()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 void write_file(const std::string& path, const std::string& text, const SaveHook& hook) {
   OutputFile file(path, hook);
   file.write(text.data(), static_cast<int64_t>(text.size()));

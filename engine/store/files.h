@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace fp4t {
 
@@ -51,6 +52,10 @@ class InputFile {
 
 // The whole of a small file; BadDataError beyond `max_bytes`.
 std::string read_small_file(const std::string& path, int64_t max_bytes);
+
+// Both throw MissingInputError, with the system's reason, when that cannot be told.
+bool path_exists(const std::string& path);
+std::vector<std::string> names_in(const std::string& folder);  // sorted; none when it is not there
 
 // The following throw SaveError.
 void write_file(const std::string& path, const std::string& text, const SaveHook& hook);

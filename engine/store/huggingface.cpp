@@ -26,7 +26,7 @@ class WeightFolder {
  public:
   explicit WeightFolder(const std::string& folder) : folder_(folder) {
     const std::string index = folder + "/model.safetensors.index.json";
-    if (fs::exists(index)) {
+    if (path_exists(index)) {
       open_indexed(index);
     } else {
       open("model.safetensors");

@@ -278,6 +278,39 @@ TEST_F(Cli, missing_inputs_exit_66) {
   EXPECT_ANSWER(go_on({"--set", "run.branch_from=nowhere"}), 66, "nowhere");
 }
 
+TEST_F(Cli, what_to_go_on_from_is_looked_for_by_validate_and_a_refused_start_leaves_nothing) {
+  fs::create_directory_symlink("round", folder_ / "round");
+  const std::vector<std::string> paths = {"/nope", "round", "round/run", std::string(5000, 'x')};
+  for (const std::string& path : paths) {
+    for (const std::string key : {"run.resume", "run.branch_from"}) {
+      EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", key + "=" + path}), 66, key + ": ");
+      EXPECT_ANSWER(go_on({"--set", key + "=" + path}), 66, key + ": ");
+      EXPECT_FALSE(fs::exists(run_)) << key << " " << path.substr(0, 20);
+    }
+    EXPECT_ANSWER(run({"inspect", path}), 66, "'" + path.substr(0, 200));
+    EXPECT_ANSWER(run({"generate", "--checkpoint", path, "--prompt", "a"}), 66, path.substr(0, 200));
+    EXPECT_ANSWER(run({"report", path}), 66, path.substr(0, 200));
+  }
+  copy_done();
+  const std::vector<std::string> branch = {"--set", "run.dir=new/folder", "--set", "run.branch_from=run"};
+  std::vector<std::string> other = branch;
+  other.insert(other.end(), {"--set", "model.moe.experts=8"});
+  EXPECT_ANSWER(go_on(other), 2, "model.moe.experts");
+  EXPECT_FALSE(fs::exists(folder_ / "new")) << "refused for the recipe it branches from";
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", branch[0], branch[1], branch[2], branch[3]}), 0,
+                "valid");
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+}
+
+TEST_F(Cli, checkpoints_that_cannot_be_looked_at_are_told_with_the_reason) {
+  copy_done();
+  fs::rename(run_ + "/checkpoints", folder_ / "elsewhere");
+  fs::create_directory_symlink("checkpoints", run_ + "/checkpoints");
+  EXPECT_ANSWER(run({"inspect", "run"}), 66, "cannot list 'run/checkpoints': Too many levels");
+  EXPECT_ANSWER(go_on({"--set", "run.dir=new", "--set", "run.resume=run"}), 66, "Too many levels");
+  EXPECT_ANSWER(go_on({}), 73, "run/checkpoints': Too many levels");
+}
+
 TEST_F(Cli, bad_data_exits_65_and_names_the_file) {
   write_text(folder_ / "text/words.txt", std::string("a\0b\n", 4));
   EXPECT_ANSWER(go_on({}), 65, "text/words.txt");

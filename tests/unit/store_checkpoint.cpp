@@ -3,11 +3,14 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <memory>
+#include <thread>
 
 #include "gtest/gtest.h"
 #include "tests/unit/store_fixture.h"
@@ -294,6 +297,51 @@ TEST(Checkpoint, inspection_lists_tensors_and_ends_with_the_content_hash) {
   EXPECT_THROW(find_checkpoint(dir / "elsewhere"), MissingInputError);
 }
 
+TEST(Checkpoint, a_path_that_cannot_be_looked_at_is_told_with_the_reason) {
+  TempFolder dir;
+  fs::create_directory_symlink("round", dir / "round");
+  EXPECT_NE(error_of([&] { find_checkpoint(dir / "round"); }).find("oo many"), std::string::npos);
+  const std::string long_path(5000, 'x');
+  const std::string text = error_of([&] { find_checkpoint(long_path); });
+  EXPECT_NE(text.find("too long"), std::string::npos) << text;
+  EXPECT_LT(text.size(), 400u);
+  EXPECT_THROW(find_checkpoint(dir / "round"), MissingInputError);
+}
+
+// Gives up root's right to read everything.
+class Unprivileged {
+ public:
+  Unprivileged() : user_(::geteuid()) {
+    EXPECT_EQ(::seteuid(user_ == 0 ? 65534 : user_), 0);
+  }
+  ~Unprivileged() { EXPECT_EQ(::seteuid(user_), 0); }
+
+ private:
+  uid_t user_;
+};
+
+TEST(Checkpoint, a_folder_that_cannot_be_listed_is_not_one_without_checkpoints) {
+  TempFolder dir;
+  SmallRun run(5);
+  save(dir.path(), run);
+  fs::permissions(dir.path(), fs::perms::all);
+  CheckpointStore store(dir.path());
+  fs::permissions(dir / "checkpoints", fs::perms::none);
+  {
+    const Unprivileged scope;
+    const std::string found = error_of([&] { find_checkpoint(dir.path()); });
+    EXPECT_NE(found.find("cannot list '" + (dir / "checkpoints") + "': Permission denied"), std::string::npos)
+        << found;
+    std::vector<std::string> notes;
+    EXPECT_THROW(store.newest(&notes), NoCheckpointError);
+    Queue queue = Queue::cpu(1);
+    EXPECT_THROW(store.save(queue, run.tensors(), run.state(), 1), SaveError);
+  }
+  fs::permissions(dir / "checkpoints", fs::perms::owner_all);
+  std::vector<std::string> notes;
+  EXPECT_EQ(store.newest(&notes), dir / "checkpoints/step_0_5_0");
+}
+
 TEST(Checkpoint, a_small_disk_is_announced) {
   TempFolder dir;
   const CheckpointStore store(dir.path());
@@ -332,6 +380,40 @@ TEST(Checkpoint, a_full_disk_is_a_save_error_and_leaves_the_previous_one_intact)
   load(CheckpointStore(dir.path()).newest(&notes), loaded);
   EXPECT_TRUE(loaded.same_tensors(first));
   EXPECT_TRUE(notes.empty());
+}
+
+TEST(RunLock, a_folder_made_for_it_goes_with_it_while_nothing_is_written) {
+  TempFolder dir;
+  {
+    const RunLock lock(dir / "a/b/run");
+    const CheckpointStore store(dir / "a/b/run");
+    EXPECT_TRUE(fs::exists(dir / "a/b/run/checkpoints"));
+  }
+  EXPECT_TRUE(listing(dir.path()).empty());
+  fs::create_directory(dir / "a");
+  { const RunLock lock(dir / "a/run"); }
+  EXPECT_EQ(listing(dir.path()), std::vector<std::string>{"a"}) << "it was there before";
+  EXPECT_TRUE(listing(dir / "a").empty());
+  {
+    const RunLock lock(dir / "a/run");
+    set_file(dir / "a/run/log.txt", "begun\n");
+  }
+  EXPECT_EQ(listing(dir / "a/run"), (std::vector<std::string>{"lock", "log.txt"}));
+  fs::create_directory(dir / "own");
+  { const RunLock lock(dir / "own"); }
+  EXPECT_EQ(listing(dir / "own"), std::vector<std::string>{"lock"});
+}
+
+TEST(RunLock, who_waited_for_a_lock_that_went_away_holds_a_new_one) {
+  TempFolder dir;
+  auto first = std::make_unique<RunLock>(dir / "run");
+  std::unique_ptr<RunLock> second;
+  std::thread waits([&] { second = std::make_unique<RunLock>(dir / "run"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  first.reset();
+  waits.join();
+  EXPECT_TRUE(fs::exists(dir / "run/lock"));
+  EXPECT_THROW(RunLock(dir / "run"), RecipeError) << "two hold it";
 }
 
 TEST(Checkpoint, the_lock_refuses_a_second_process_and_names_the_first) {
