@@ -7,9 +7,11 @@
 namespace fp4t {
 
 namespace {
-// One of the block's linear layers with the place of its kept codes.
-void linear_forward(const Call& call, Linear& linear, const TensorView& x, const TensorView& offsets,
-                    const LayerActs& acts, const TensorView& out) {
+// One of the block's linear layers with the place of its kept codes; `rounded`: x, where its producer rounded
+// it.
+void linear_forward(const Call& call, Linear& linear, const TensorView& x, const RoundedRows& rounded,
+                    const TensorView& offsets, const LayerActs& acts, const TensorView& out) {
+  if (!rounded.empty()) return linear.forward_rounded(call, rounded, offsets, {}, out);
   linear.forward(call, x, offsets, acts.codes[static_cast<size_t>(linear.site().module)], out);
 }
 
@@ -54,33 +56,49 @@ void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, cons
                     const TensorView& out) {
   ScratchScope scope(call.scratch);
   const ForwardScratch s = take_forward_scratch(call.dims, is_moe_, call.tokens, ArenaTake{call.scratch});
+  // Where nothing is kept for a backward and nothing counted, whoever makes an operand may round it too.
+  const bool rounding = cache && !call.counting;
   attention_forward(call, x, acts, cache, s);
-  run(call.queue, NormForward{.x = x,
-                              .residual = s.projected,
-                              .weight = mlp_norm_.master,
-                              .eps = eps_,
-                              .sum = acts.middle,
-                              .out = acts.mlp_in,
-                              .rstd = acts.mlp_rstd});
-  if (is_moe_) {
-    moe_forward(call, acts, s, out);
-  } else {
-    dense_forward(call, acts, s, out);
+  ffn_in(call, x, acts, s, rounding);
+  if (!is_moe_) {
+    ffn_out(call, *linears_.down, acts.gate_up, {}, acts, acts.hidden, rounding, s.projected);
+    run(call.queue, Add{.a = acts.middle, .b = s.projected, .out = out});
+    return;
   }
+  ffn_out(call, *linears_.down, acts.gate_up, acts.offsets, acts, acts.hidden, rounding, acts.expert_rows);
+  if (linears_.shared_down) {
+    linear_forward(call, *linears_.shared_gate_up, acts.mlp_in, {}, {}, acts, acts.shared_gate_up);
+    ffn_out(call, *linears_.shared_down, acts.shared_gate_up, {}, acts, acts.shared_hidden, rounding,
+            s.shared_out);
+  }
+  run(call.queue, CombineExperts{.y = acts.expert_rows,
+                                 .row_of = acts.row_of,
+                                 .experts = acts.experts,
+                                 .gates = acts.gates,
+                                 .num_experts = model_.moe.experts,
+                                 .shared = s.shared_out,
+                                 .residual = acts.middle,
+                                 .out = out});
 }
 
 void Block::attention_forward(const Call& call, const TensorView& x, LayerActs& acts,
                               const KvCacheView* cache, const ForwardScratch& s) {
   const ModelDims& d = call.dims;
-  run(call.queue, NormForward{.x = x,
-                              .residual = {},
-                              .weight = attn_norm_.master,
-                              .eps = eps_,
-                              .sum = {},
-                              .out = acts.attn_in,
-                              .rstd = acts.attn_rstd});
   const TensorView projected = d.qk_norm ? acts.projected_qkv : s.qkv;
-  linear_forward(call, *linears_.qkv, acts.attn_in, {}, acts, projected);
+  {
+    ScratchScope scope(call.scratch);
+    RoundedRows rounded;
+    if (cache && !call.counting) rounded = linears_.qkv->rounded(call, scope, call.tokens);
+    run(call.queue, NormForward{.x = x,
+                                .residual = {},
+                                .weight = attn_norm_.master,
+                                .eps = eps_,
+                                .sum = {},
+                                .out = acts.attn_in,
+                                .rstd = acts.attn_rstd,
+                                .rounded = rounded});
+    linear_forward(call, *linears_.qkv, acts.attn_in, rounded, {}, acts, projected);
+  }
   run(call.queue, QkNormRopeForward{.qkv = projected,
                                     .heads = d.heads,
                                     .kv_heads = d.kv_heads,
@@ -127,18 +145,7 @@ void Block::attention_forward(const Call& call, const TensorView& x, LayerActs& 
                                      .out = acts.attn,
                                      .lse = acts.lse});
   }
-  linear_forward(call, *linears_.out, acts.attn, {}, acts, s.projected);
-}
-
-void Block::swiglu(const Call& call, const TensorView& gate_up, const TensorView& out) const {
-  run(call.queue, SwigluForward{.gate_up = gate_up, .clamp = clamp_, .out = out});
-}
-
-void Block::dense_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
-  linear_forward(call, *linears_.gate_up, acts.mlp_in, {}, acts, acts.gate_up);
-  swiglu(call, acts.gate_up, acts.hidden);
-  linear_forward(call, *linears_.down, acts.hidden, {}, acts, s.projected);
-  run(call.queue, Add{.a = acts.middle, .b = s.projected, .out = out});
+  linear_forward(call, *linears_.out, acts.attn, {}, {}, acts, s.projected);
 }
 
 void Block::route(const Call& call, LayerActs& acts) {
@@ -165,27 +172,38 @@ void Block::route(const Call& call, LayerActs& acts) {
                               .load = load_});
 }
 
-void Block::moe_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out) {
+void Block::ffn_in(const Call& call, const TensorView& x, LayerActs& acts, const ForwardScratch& s,
+                   bool rounding) {
+  ScratchScope scope(call.scratch);
+  RoundedRows rounded;
+  if (rounding) rounded = linears_.gate_up->rounded(call, scope, call.tokens);
+  run(call.queue, NormForward{.x = x,
+                              .residual = s.projected,
+                              .weight = mlp_norm_.master,
+                              .eps = eps_,
+                              .sum = acts.middle,
+                              .out = acts.mlp_in,
+                              .rstd = acts.mlp_rstd,
+                              .rounded = rounded});
+  if (!is_moe_) return linear_forward(call, *linears_.gate_up, acts.mlp_in, rounded, {}, acts, acts.gate_up);
   route(call, acts);
-  run(call.queue,
-      PermuteRows{
-          .x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows, .row_of = acts.row_of});
-  linear_forward(call, *linears_.gate_up, acts.expert_rows, acts.offsets, acts, acts.gate_up);
-  swiglu(call, acts.gate_up, acts.hidden);
-  linear_forward(call, *linears_.down, acts.hidden, acts.offsets, acts, acts.expert_rows);
-  if (linears_.shared_down) {
-    linear_forward(call, *linears_.shared_gate_up, acts.mlp_in, {}, acts, acts.shared_gate_up);
-    swiglu(call, acts.shared_gate_up, acts.shared_hidden);
-    linear_forward(call, *linears_.shared_down, acts.shared_hidden, {}, acts, s.shared_out);
+  if (rounded.empty()) {
+    run(call.queue,
+        PermuteRows{
+            .x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows, .row_of = acts.row_of});
+    linear_forward(call, *linears_.gate_up, acts.expert_rows, {}, acts.offsets, acts, acts.gate_up);
+  } else {  // a token's row is rounded alike for all its experts
+    linears_.gate_up->forward_rounded(call, rounded, acts.offsets, acts.token_of, acts.gate_up);
   }
-  run(call.queue, CombineExperts{.y = acts.expert_rows,
-                                 .row_of = acts.row_of,
-                                 .experts = acts.experts,
-                                 .gates = acts.gates,
-                                 .num_experts = model_.moe.experts,
-                                 .shared = s.shared_out,
-                                 .residual = acts.middle,
-                                 .out = out});
+}
+
+void Block::ffn_out(const Call& call, Linear& down, const TensorView& gate_up, const TensorView& offsets,
+                    const LayerActs& acts, const TensorView& hidden, bool rounding, const TensorView& out) {
+  ScratchScope scope(call.scratch);
+  RoundedRows rounded;
+  if (rounding) rounded = down.rounded(call, scope, hidden.dim(0));
+  run(call.queue, SwigluForward{.gate_up = gate_up, .clamp = clamp_, .out = hidden, .rounded = rounded});
+  linear_forward(call, down, hidden, rounded, offsets, acts, out);
 }
 
 }  // namespace fp4t

@@ -37,10 +37,11 @@ class Block {
  private:
   void attention_forward(const Call& call, const TensorView& x, LayerActs& acts, const KvCacheView* cache,
                          const ForwardScratch& s);
-  void dense_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out);
-  void moe_forward(const Call& call, LayerActs& acts, const ForwardScratch& s, const TensorView& out);
+  // From the sum with attention's output to gate_up, and from there to `out`.
+  void ffn_in(const Call& call, const TensorView& x, LayerActs& acts, const ForwardScratch& s, bool rounding);
+  void ffn_out(const Call& call, Linear& down, const TensorView& gate_up, const TensorView& offsets,
+               const LayerActs& acts, const TensorView& hidden, bool rounding, const TensorView& out);
   void route(const Call& call, LayerActs& acts);
-  void swiglu(const Call& call, const TensorView& gate_up, const TensorView& out) const;
 
   void dense_backward(const Call& call, LayerActs& acts, const StreamScratch& s);
   void moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s);

@@ -47,7 +47,12 @@ Linear::Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run
     : site_(site), param_(weight), stats_(stats) {
   FP4T_CHECK_EQ(operand_of(weight).elements(), site.matrices() * site.out * site.in, weight.info.name);
   for (const OperandForm& form : cached_forms(plan, site)) {
-    cache_.push_back({form, take_cached(form, site, ArenaTake{run_arena}), false});
+    Cached c{form, take_cached(form, site, ArenaTake{run_arena}), false};
+    // For decoding; the other products read either order.
+    const bool streams =
+        plan.machine.backend == Backend::kCuda && plan.max_cache_slots > 0 && form.gemm == GemmRole::kFprop;
+    if (streams && form.spec.format == Format::kNvfp4) c.held.codes.order = CodeOrder::kStream;
+    cache_.push_back(std::move(c));
   }
 }
 
@@ -272,7 +277,7 @@ void Linear::forward_rows(const Call& call, const Fprop& operands, int64_t begin
   FP4T_CHECK(site_.groups == 0, param_.info.name, ": rows of experts have no range");
   const Operand a = rows_of(operands.act, begin, out.dim(0));
   run(call.queue, Gemm{.a = a, .b = operands.weight, .out = out, .accumulate = false});
-  note(call.queue, GemmRole::kFprop, a, operands.weight);
+  note(call.queue, GemmRole::kFprop, format_of(a), format_of(operands.weight));
 }
 
 void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets, const KeptCodes& keep,
@@ -284,7 +289,28 @@ void Linear::forward(const Call& call, const TensorView& x, const TensorView& of
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = out, .accumulate = false});
   }
-  note(call.queue, GemmRole::kFprop, a, b);
+  note(call.queue, GemmRole::kFprop, format_of(a), format_of(b));
+}
+
+RoundedRows Linear::rounded(const Call& call, ScratchScope& scope, int64_t rows) const {
+  const OperandForm form = form_of(call, GemmRole::kFprop, OperandRole::kAct);
+  if (!rounds_by_row(form, site_)) return {};
+  return take_rounded(form, site_, rows, [&](const std::string& block, DType dtype, const Shape& shape) {
+    return scope.take(block, dtype, shape);
+  });
+}
+
+void Linear::forward_rounded(const Call& call, const RoundedRows& x, const TensorView& offsets,
+                             const TensorView& x_rows, const TensorView& out) {
+  ScratchScope scope(call.scratch);
+  const Operand a{x.values, false, {}, x.scale, ScaleScope::kRow};
+  const Operand b = weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight));
+  if (site_.groups > 0) {
+    run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = out, .a_rows = x_rows});
+  } else {
+    run(call.queue, Gemm{.a = a, .b = b, .out = out, .accumulate = false});
+  }
+  note(call.queue, GemmRole::kFprop, x.spec.format, format_of(b));
 }
 
 void Linear::backward(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
@@ -327,7 +353,7 @@ void Linear::dgrad(const Call& call, const TensorView& dy, const QuantView& code
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = dx, .accumulate = false});
   }
-  note(call.queue, GemmRole::kDgrad, a, b);
+  note(call.queue, GemmRole::kDgrad, format_of(a), format_of(b));
 }
 
 void Linear::wgrad(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
@@ -351,17 +377,18 @@ void Linear::wgrad(const Call& call, const TensorView& x, const KeptCodes& kept,
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = param_.gradient, .accumulate = accumulate});
   }
-  note(call.queue, GemmRole::kWgrad, a, b);
+  note(call.queue, GemmRole::kWgrad, format_of(a), format_of(b));
 }
 
 // Log ------------------------------------------------------------------------------------------------
 
-void Linear::note(const Queue& queue, GemmRole gemm, const Operand& a, const Operand& b) {
-  const auto format = [](const Operand& o) {
-    if (!o.codes.empty()) return o.codes.spec.format;
-    return o.values.dtype == DType::kF32 ? Format::kFp32 : Format::kBf16;
-  };
-  const Seen now{gemm, format(a), format(b), queue.product_kernel()};
+Format Linear::format_of(const Operand& o) {
+  if (!o.codes.empty()) return o.codes.spec.format;
+  return o.values.dtype == DType::kF32 ? Format::kFp32 : Format::kBf16;
+}
+
+void Linear::note(const Queue& queue, GemmRole gemm, Format a, Format b) {
+  const Seen now{gemm, a, b, queue.product_kernel()};
   if (std::find(seen_.begin(), seen_.end(), now) == seen_.end()) seen_.push_back(now);
 }
 

@@ -26,6 +26,14 @@ class Linear {
   void forward(const Call& call, const TensorView& x, const TensorView& offsets, const KeptCodes& keep,
                const TensorView& out);
 
+  // Where the op that makes x may round it for forward_rounded, in `scope`; empty where x must be quantised
+  // as a whole, by its own op.
+  RoundedRows rounded(const Call& call, ScratchScope& scope, int64_t rows) const;
+  // forward of rows that were rounded so; `x_rows` I32, where not empty: the row of x that each row of `out`
+  // is made from.
+  void forward_rounded(const Call& call, const RoundedRows& x, const TensorView& offsets,
+                       const TensorView& x_rows, const TensorView& out);
+
   // Operands of fprop for products over ranges of rows of one x: a scale domain is all of x.
   struct Fprop {
     Operand act, weight;
@@ -103,7 +111,8 @@ class Linear {
   Cached* transpose_to_make(const Call& call, const OperandForm& fprop);
   TensorView stacked_weight() const;  // [matrices * out, in]
   // Remembers as what a product ran; call after it.
-  void note(const Queue& queue, GemmRole gemm, const Operand& a, const Operand& b);
+  void note(const Queue& queue, GemmRole gemm, Format a, Format b);
+  static Format format_of(const Operand& o);
 
   GemmSite site_;
   Param& param_;

@@ -208,6 +208,11 @@ bool codes_gradient_once(const OperandForm& dgrad, const OperandForm& wgrad) {
   return dgrad.spec.quantised() && wgrad.spec.quantised() && share_a_reading(dgrad.spec, wgrad.spec);
 }
 
+bool rounds_by_row(const OperandForm& form, const GemmSite& site) {
+  return form.gemm == GemmRole::kFprop && form.operand == OperandRole::kAct &&
+         rounds_by_row(form.spec, site.in);
+}
+
 QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t rows) {
   const int64_t n = site.matrices();
   QuantView v;
@@ -267,8 +272,17 @@ int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_
   const auto operand = [&](GemmRole gemm, OperandRole role) {
     return operand_scratch_bytes(operand_form(gemm, role, forward, backward), site, rows);
   };
-  const int64_t fprop =
-      operand(GemmRole::kFprop, OperandRole::kAct) + operand(GemmRole::kFprop, OperandRole::kWeight);
+  int64_t act = operand(GemmRole::kFprop, OperandRole::kAct);
+  const OperandForm act_form = operand_form(GemmRole::kFprop, OperandRole::kAct, forward, nullptr);
+  if (!backward && rounds_by_row(act_form, site)) {
+    int64_t rounded = 0;
+    take_rounded(act_form, site, rows, [&](const std::string&, DType dtype, const Shape& shape) {
+      rounded += Arena::block_bytes(shape.elements() * dtype_bytes(dtype));
+      return TensorView{nullptr, dtype, shape};
+    });
+    act = std::max(act, rounded);
+  }
+  const int64_t fprop = act + operand(GemmRole::kFprop, OperandRole::kWeight);
   if (!backward) return fprop;
   const int64_t dgrad_grad = operand(GemmRole::kDgrad, OperandRole::kGrad),
                 wgrad_grad = operand(GemmRole::kWgrad, OperandRole::kGrad);

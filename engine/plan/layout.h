@@ -15,6 +15,7 @@
 #include "kernels/base/tensor.h"
 #include "kernels/formats/quant.h"
 #include "kernels/ops/capability.h"
+#include "kernels/ops/quantize.h"
 
 namespace fp4t {
 
@@ -81,6 +82,17 @@ bool carries_forward_scale(const OperandForm& form);
 // Whether backward codes dy for both of its products in one reading of it; the codes of the second wait for
 // the first product then.
 bool codes_gradient_once(const OperandForm& dgrad, const OperandForm& wgrad);
+
+// True for an act that its producer may round row by row (kernels/ops/quantize.h, RoundedRows).
+bool rounds_by_row(const OperandForm& form, const GemmSite& site);
+template <class Take>
+RoundedRows take_rounded(const OperandForm& form, const GemmSite& site, int64_t rows, Take&& take) {
+  RoundedRows r;
+  r.spec = form.spec;
+  r.values = take("rounded rows", DType::kBf16, Shape{rows, site.in});
+  r.scale = take("rounded rows", DType::kF32, Shape{rows});
+  return r;
+}
 
 // Sizes of the codes of a quantised form; data pointers are null.
 QuantView operand_layout(const OperandForm& form, const GemmSite& site, int64_t rows);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/round_rows.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/formats/math.h"
 #include "kernels/ops/run.h"
@@ -85,6 +86,7 @@ void add(Queue& queue, const A* a, const B* b, Out* out, int64_t n) {
 
 void run(Queue& queue, const SwigluForward& op) {
   for_float_type(op.out.dtype, [&](auto type) { swiglu_forward<decltype(type)>(queue, op); });
+  if (!op.rounded.empty()) round_rows(queue, op.out, op.rounded);
 }
 
 void run(Queue& queue, const SwigluBackward& op) {

@@ -1,5 +1,6 @@
 #include "kernels/ops/gemm.h"
 
+#include <cstring>
 #include <vector>
 
 #include "kernels/base/numeric.h"
@@ -59,9 +60,11 @@ const float* scale_of(const Operand& o, int64_t g) {
 GemmScales scales_of(const Operand& a, const Operand& b, int64_t g, int64_t row0) {
   GemmScales s;
   s.b = scale_of(b, g);
-  s.a_per_row = !a.codes.empty() && a.codes.spec.scale_scope == ScaleScope::kRow &&
-                a.codes.spec.format == Format::kNvfp4;
-  s.a = s.a_per_row ? a.codes.tensor_scale.as<float>() + row0 : scale_of(a, g);
+  s.a_per_row = a.codes.empty()
+                    ? a.scale_scope == ScaleScope::kRow && !a.scale.empty()
+                    : a.codes.spec.scale_scope == ScaleScope::kRow && a.codes.spec.format == Format::kNvfp4;
+  const TensorView& scale = a.codes.empty() ? a.scale : a.codes.tensor_scale;
+  s.a = s.a_per_row ? scale.as<float>() + row0 : scale_of(a, g);
   return s;
 }
 
@@ -75,6 +78,32 @@ int64_t row_depth(const Operand& a, const Operand& b) {
 
 GemmOutput output_of(const TensorView& out, int64_t begin, int64_t stride, bool accumulate) {
   return {static_cast<char*>(out.data) + begin * dtype_bytes(out.dtype), out.dtype, stride, accumulate};
+}
+
+// Rows of [n, ...] by index, one after another.
+std::vector<char> gathered(const TensorView& from, const TensorView& index) {
+  const int64_t row = from.bytes() / from.dim(0);
+  std::vector<char> to(static_cast<size_t>(index.dim(0) * row));
+  for (int64_t r = 0; r < index.dim(0); ++r) {
+    const int32_t at = index.as<int32_t>()[r];
+    FP4T_CHECK(at >= 0 && at < from.dim(0), GroupedGemm::kName, ": row ", at, " of ", from.dim(0));
+    std::memcpy(to.data() + r * row, static_cast<const char*>(from.data) + at * row,
+                static_cast<size_t>(row));
+  }
+  return to;
+}
+
+// The same product of rows that lie as `out` has them.
+void run_gathered(Queue& queue, GroupedGemm op) {
+  const int64_t rows = op.a_rows.dim(0);
+  std::vector<char> values = gathered(op.a.values, op.a_rows), scale;
+  op.a.values = {values.data(), op.a.values.dtype, {rows, op.a.values.dim(1)}};
+  if (op.a.scale_scope == ScaleScope::kRow && !op.a.scale.empty()) {
+    scale = gathered(op.a.scale, op.a_rows);
+    op.a.scale = {scale.data(), DType::kF32, {rows}};
+  }
+  op.a_rows = {};
+  cpu::run(queue, op);
 }
 
 // Kept between calls, so that calls allocate nothing once warm.
@@ -95,6 +124,7 @@ void run(Queue& queue, const Gemm& op) {
 }
 
 void run(Queue& queue, const GroupedGemm& op) {
+  if (!op.a_rows.empty()) return run_gathered(queue, op);
   auto& problems = fresh_problems();
   const int64_t groups = op.offsets.dim(0) - 1, cols = op.out.dim(1);
   const int64_t depth = row_depth(op.a, op.b);

@@ -6,6 +6,7 @@
 #include "kernels/base/numeric.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/partials.h"
+#include "kernels/cpu/round_rows.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/ops/run.h"
 
@@ -176,6 +177,7 @@ void qk_norm_rope_backward(Queue& queue, const QkNormRopeBackward& op) {
 
 void run(Queue& queue, const NormForward& op) {
   for_float_type(op.x.dtype, [&](auto type) { norm_forward<decltype(type)>(queue, op); });
+  if (!op.rounded.empty()) round_rows(queue, op.out, op.rounded);
 }
 void run(Queue& queue, const NormBackward& op) {
   for_float_type(op.x.dtype, [&](auto type) { norm_backward<decltype(type)>(queue, op); });

@@ -8,6 +8,7 @@
 #include "kernels/base/numeric.h"
 #include "kernels/cpu/quantize_block.h"
 #include "kernels/formats/bf16.h"
+#include "kernels/formats/code_order.h"
 #include "kernels/formats/groups.h"
 #include "kernels/formats/ms_eden.h"
 #include "kernels/formats/nvfp4.h"
@@ -273,6 +274,18 @@ void add_stats(const Quantize& q, const Scan& scan, const std::vector<Region>& r
   }
 }
 
+void put_in_stream_order(Queue& queue, const QuantView& v) {
+  parallel_for(queue, code_bytes(v) / 16, kPieceElements / 32, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      uint8_t* p = v.codes.as<uint8_t>() + i * 16;
+      uint32_t natural[4], stream[4];
+      std::memcpy(natural, p, sizeof(natural));
+      to_stream(natural, stream);
+      std::memcpy(p, stream, sizeof(stream));
+    }
+  });
+}
+
 }  // namespace
 
 void run(Queue& queue, const Quantize& q) {
@@ -315,6 +328,7 @@ void run(Queue& queue, const Quantize& q) {
     });
   });
   if (counting) add_stats(q, scan, regions, counts);
+  if (q.out.order == CodeOrder::kStream) put_in_stream_order(queue, q.out);
 }
 
 void run(Queue& queue, const QuantizeBoth& q) {

@@ -1,11 +1,14 @@
 // Attention of few rows over the key-value cache: a block of four warps holds a tile of up to 16 rows and one
-// split of its keys, and the splits of a row run side by side. Each warp loads, and where need be decodes,
-// what it alone multiplies: 32 keys of a block for the scores, a quarter of the columns for the values. The
-// warps meet twice a block, to share maxima and probabilities. A second kernel merges the splits of rows that
-// have several.
+// split of its keys, and the splits of a row run side by side; or, where the tiles alone fill the GPU, all of
+// them one after another. Each warp loads, and where need be decodes, what it alone multiplies: 32 keys of a
+// block for the scores, a quarter of the columns for the values. The warps meet twice a block, to share
+// maxima and probabilities. A second kernel merges splits that ran side by side.
+#include <type_traits>
+
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/attention_cached.cuh"
 #include "kernels/cuda/gemm_ptx.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace fp4t::cuda {
 
@@ -237,18 +240,57 @@ __device__ __forceinline__ void share_softmax(Fragment<kWarpKeys>& s, float c, S
   }
 }
 
-template <int kD, bool kCoded>
+// As SplitSum, in registers: a warp's columns are few.
+template <int kN>
+struct RegisterSum {
+  Fragment<kN> sum;
+  float m[2], l[2];
+  bool any = false;
+
+  // Takes the split that ends here, leaves `o` and `state` empty.
+  __device__ __forceinline__ void add(float c, Fragment<kN>& o, SoftmaxState& state) {
+    join(c, o, state);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[j][i] = o[j][i];
+    }
+    any = true;
+    clear<kN>(o);
+    state.clear();
+  }
+  // As add, but the whole sum is left in `o`.
+  __device__ __forceinline__ void join(float c, Fragment<kN>& o, const SoftmaxState& state) {
+    const float later[2] = {row_sum(state.l[0]), row_sum(state.l[1])};
+    if (!any) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) m[h] = state.m[h], l[h] = later[h];
+      return;
+    }
+    const Merge merge[2] = {Merge(c, state.m[0], later[0], m[0], l[0]),
+                            Merge(c, state.m[1], later[1], m[1], l[1])};
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[j][i] = merge[i / 2](sum[j][i], o[j][i]);
+    }
+  }
+};
+
+// Split `split`, or with `kAll` every one.
+template <int kD, bool kCoded, bool kAll>
 __device__ void attend_split(const Cached& args, const CachedTile& tile, int split,
                              Shared<kD, kCoded>& shared) {
   constexpr int kSplitBlocks = kSplitKeys / kBlockKeys;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int first_block = split * kSplitBlocks;
-  const int end_block = min((tile.max_keys + kBlockKeys - 1) / kBlockKeys, first_block + kSplitBlocks);
+  const int last_block = (tile.max_keys + kBlockKeys - 1) / kBlockKeys;
+  const int end_block = kAll ? last_block : min(last_block, first_block + kSplitBlocks);
   if (first_block >= end_block) return;
   const int64_t dim = args.shape.head_dim, stride = args.shape.kv_heads * dim;
   const int64_t slot_row = args.places.slots[tile.begin] * args.places.max_length;
   // Behind the split's end are the keys of others.
-  const int max_keys = min(tile.max_keys, (split + 1) * kSplitKeys);
+  const int max_keys = kAll ? tile.max_keys : min(tile.max_keys, (split + 1) * kSplitKeys);
   const int64_t first = slot_row * stride + tile.kv_head * dim;
   Loader<kD, kCoded> loader{args, shared, first, stride, max_keys, static_cast<int>(dim), warp, lane, {}, {}};
   load_queries(args, tile, shared);
@@ -264,7 +306,9 @@ __device__ void attend_split(const Cached& args, const CachedTile& tile, int spl
   clear<kD / 4>(o);
   SoftmaxState state;
   state.clear();
+  RegisterSum<kD / 4> total;
   for (int b = first_block; b < end_block; ++b) {
+    if (kAll && b > 0 && b % kSplitBlocks == 0) total.add(args.c, o, state);
     cp_async_wait<1>();
     if (b == first_block) __syncthreads();  // the queries are everybody's
     __syncwarp();
@@ -297,9 +341,16 @@ __device__ void attend_split(const Cached& args, const CachedTile& tile, int spl
     if constexpr (!kCoded) loader.load_values(b + 1);
   }
   cp_async_wait<0>();
+  if (kAll) total.join(args.c, o, state);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane / 4 + 8 * h, column = warp * (kD / 4);
+    if constexpr (kAll) {
+      if (keys[h] == 0) continue;
+      const int64_t place = tile.token(row) * args.shape.heads + tile.head_of(row);
+      store_row<kD / 4>(o, h, total.l[h], static_cast<int>(dim), args.out + place * dim, column);
+      continue;
+    }
     const float l = row_sum(state.l[h]);
     if (keys[h] <= split * kSplitKeys) continue;
     const int64_t place = tile.token(row) * args.shape.heads + tile.head_of(row);
@@ -314,20 +365,22 @@ __device__ void attend_split(const Cached& args, const CachedTile& tile, int spl
   }
 }
 
-template <int kD, bool kCoded>
+template <int kD, bool kCoded, bool kAll>
 __global__ void __launch_bounds__(kThreads, (kBlocksPerSm<kD, kCoded>)) decode_kernel(Cached args) {
   extern __shared__ __align__(1024) unsigned char memory[];
+  wait_for_previous();
   const int64_t t = blockIdx.x;
   if (!tile_begins(args, t)) return;
   const CachedTile tile = tile_at(args, t, static_cast<int>(blockIdx.y));
-  attend_split<kD, kCoded>(args, tile, static_cast<int>(blockIdx.z),
-                           *reinterpret_cast<Shared<kD, kCoded>*>(memory));
+  attend_split<kD, kCoded, kAll>(args, tile, static_cast<int>(blockIdx.z),
+                                 *reinterpret_cast<Shared<kD, kCoded>*>(memory));
 }
 
 // One warp a row and head: merges its splits in order.
 template <int kD>
 __global__ void __launch_bounds__(kThreads) merge_kernel(Cached args) {
   constexpr int kPairs = kD / 64;  // of columns, a lane
+  wait_for_previous();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t place = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (place >= args.rows * args.shape.heads) return;
@@ -361,30 +414,37 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(Cached args) {
   }
 }
 
-template <int kD, bool kCoded>
+template <int kD, bool kCoded, bool kAll>
 void launch(Queue& queue, const char* op, const Cached& args) {
-  const cudaStream_t stream = stream_of(queue);
   constexpr int kBytes = static_cast<int>(sizeof(Shared<kD, kCoded>));
-  FP4T_CUDA(
-      cudaFuncSetAttribute(decode_kernel<kD, kCoded>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  FP4T_CUDA(cudaFuncSetAttribute(decode_kernel<kD, kCoded, kAll>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kBytes));
   const dim3 grid(static_cast<unsigned>(args.rows),
                   static_cast<unsigned>(args.shape.kv_heads * args.head_chunks),
-                  static_cast<unsigned>(args.max_splits));
-  decode_kernel<kD, kCoded><<<grid, kThreads, kBytes, stream>>>(args);
-  check_launch(op);
-  if (args.max_splits == 1) return;
-  merge_kernel<kD>
-      <<<static_cast<unsigned>(ceil_div(args.rows * args.shape.heads, kWarps)), kThreads, 0, stream>>>(args);
-  check_launch(op);
+                  kAll ? 1u : static_cast<unsigned>(args.max_splits));
+  launch_early(queue, op, decode_kernel<kD, kCoded, kAll>, grid, kThreads, kBytes, args);
+  if (kAll || args.max_splits == 1) return;
+  launch_early(queue, op, merge_kernel<kD>,
+               dim3(static_cast<unsigned>(ceil_div(args.rows * args.shape.heads, kWarps))), kThreads, 0,
+               args);
 }
 
 }  // namespace
 
 void attend_few_rows(Queue& queue, const char* op, const Cached& args) {
+  // Rows of one slot share tiles, so there may be fewer: then the splits of long caches stay side by side.
+  const int64_t tiles = args.rows * args.shape.kv_heads * args.head_chunks;
+  const bool all = args.max_splits > 1 && args.max_splits <= 4 && 2 * tiles >= 3 * context_of(queue).sm_count;
+  const auto start = [&](auto dim, auto coded) {
+    all ? launch<dim(), coded(), true>(queue, op, args) : launch<dim(), coded(), false>(queue, op, args);
+  };
+  const auto with_dim = [&](auto dim) {
+    args.k_scales ? start(dim, std::true_type{}) : start(dim, std::false_type{});
+  };
   if (args.shape.head_dim <= 64) {
-    args.k_scales ? launch<64, true>(queue, op, args) : launch<64, false>(queue, op, args);
+    with_dim(std::integral_constant<int, 64>{});
   } else {
-    args.k_scales ? launch<128, true>(queue, op, args) : launch<128, false>(queue, op, args);
+    with_dim(std::integral_constant<int, 128>{});
   }
 }
 

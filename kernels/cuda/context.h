@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kernels/base/check.h"
@@ -53,6 +54,8 @@ struct DownloadBlock {
   cudaEvent_t arrived;  // so that what is enqueued behind it is not waited for
 };
 
+struct GemmProblem;
+
 struct Context {
   int device = 0;
   cudaStream_t stream = nullptr;
@@ -69,6 +72,10 @@ struct Context {
   std::vector<Block> blocks;
   int64_t workspace_bytes = 0;
   int64_t workspace_allocations = 0;
+
+  // Where set, dense products of BF16 are offered to it before our own cores; false: not taken. For
+  // benchmarks that ask what sums in one order cost.
+  std::function<bool(const GemmProblem&)> dense_product;
 
   const char* product_kernel = "none";  // that the last product was launched as
 

@@ -2,6 +2,7 @@
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/load.cuh"
 #include "kernels/cuda/quantize.cuh"
+#include "kernels/formats/code_order.h"
 #include "kernels/formats/e2m1.h"
 #include "kernels/formats/e4m3.h"
 #include "kernels/formats/e8m0.h"
@@ -14,6 +15,7 @@ namespace {
 // What the kernel needs beside where things lie.
 struct Decoding {
   bool scaled;  // by the tensor scale too
+  CodeOrder order;
   int64_t out_cols;
   unsigned long long* inexact;  // or null
 };
@@ -25,14 +27,30 @@ __device__ float product(float a, float b) {
   return a != a ? a : b != b ? b : float_of(0xFFC00000u);
 }
 
+// The first or second 16 of 32 codes in kStream, in order.
+__device__ void load_stream(const uint8_t* p, bool second, bool wide, uint32_t (&word)[2]) {
+  uint32_t stream[4] = {}, natural[4];
+  if (wide) {
+    const uint4 q = *reinterpret_cast<const uint4*>(p);
+    stream[0] = q.x, stream[1] = q.y, stream[2] = q.z, stream[3] = q.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) stream[i / 4] |= static_cast<uint32_t>(p[i]) << (8 * (i % 4));
+  }
+  to_natural(stream, natural);
+  word[0] = second ? natural[2] : natural[0], word[1] = second ? natural[3] : natural[1];
+}
+
 // Blocks of 16 codes from storage, as q * s.
-__device__ void decode_block(const QuantJob& job, int64_t element, int64_t scale_at,
+__device__ void decode_block(const QuantJob& job, CodeOrder order, int64_t element, int64_t scale_at,
                              float (&v)[kQuantBlock]) {
   const uint32_t scale = job.block_scales[scale_at];
   if (job.spec.format == Format::kNvfp4) {
     const uint8_t* p = job.codes + element / 2;
     uint32_t word[2] = {0, 0};
-    if (job.wide_codes) {
+    if (order == CodeOrder::kStream) {
+      load_stream(job.codes + element / 32 * 16, element % 32 != 0, job.wide_codes, word);
+    } else if (job.wide_codes) {
       const uint2 q = *reinterpret_cast<const uint2*>(p);
       word[0] = q.x, word[1] = q.y;
     } else {
@@ -114,7 +132,7 @@ __global__ void __launch_bounds__(kQuantThreads) decode_tiles(QuantJob job, Deco
       if (r >= t.rows || k >= t.cols) continue;
       float v[kQuantBlock];
       const int64_t scales_before = t.elements_before / (length * job.outer);
-      decode_block(job, t.elements_before + r * t.length + k,
+      decode_block(job, d.order, t.elements_before + r * t.length + k,
                    scales_before + r / job.outer * (t.length / length) + k / length, v);
       if (d.scaled) {
         const int64_t index = row_scope ? t.begin + r : t.group;
@@ -157,7 +175,7 @@ void run(Queue& queue, const Dequantize& op) {
   job.block_scales = v.block_scales.as<uint8_t>();
   Workspace workspace(queue);
   job.spans = workspace.take<QuantSpan>(job.groups + 1);
-  Decoding d{op.scale != DecodeScale::kBlock, v.cols, nullptr};
+  Decoding d{op.scale != DecodeScale::kBlock, v.order, v.cols, nullptr};
   if (!op.inexact.empty()) {
     d.inexact = workspace.take<unsigned long long>(1);
     FP4T_CUDA(cudaMemsetAsync(d.inexact, 0, sizeof(*d.inexact), c.stream));

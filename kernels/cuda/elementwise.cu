@@ -6,6 +6,9 @@
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/load.cuh"
+#include "kernels/cuda/round_rows.h"
+#include "kernels/cuda/swiglu.cuh"
+#include "kernels/cuda/swiglu_round.h"
 #include "kernels/formats/math.h"
 #include "kernels/ops/run.h"
 
@@ -77,10 +80,6 @@ void pointwise(Queue& queue, const char* op, const A* a, const B* b, Out* out, i
   launch(queue, op, n, aligned16(a) && aligned16(b) && aligned16(out),
          Pointwise<A, B, Out, Map>{a, b, out, map});
 }
-
-// NaN passes through both.
-__device__ float limit_above(float x, float limit) { return x > limit ? limit : x; }
-__device__ float limit_below(float x, float limit) { return x < limit ? limit : x; }
 
 // Where element i of [rows, width] stands in [rows, 2 * width]. A 64-bit division costs as much as all the
 // rest of an element; up to 2^31 elements it is a multiplication (Granlund and Montgomery 1994, their
@@ -205,6 +204,7 @@ struct SwigluGrad {
 }  // namespace
 
 void run(Queue& queue, const SwigluForward& op) {
+  if (!op.rounded.empty() && swiglu_rounds(op)) return swiglu_and_round(queue, op);
   const int64_t n = op.out.elements(), width = op.out.dim(1);
   const bool vectors = width % kVector == 0 && aligned16(op.gate_up.data) && aligned16(op.out.data);
   for_float_type(op.out.dtype, [&](auto type) {
@@ -218,6 +218,7 @@ void run(Queue& queue, const SwigluForward& op) {
              Swiglu<T, false>{op.gate_up.as<T>(), op.out.as<T>(), rows, width, 0.0f});
     }
   });
+  if (!op.rounded.empty()) round_rows(queue, op.kName, op.out, op.rounded);
 }
 
 void run(Queue& queue, const SwigluBackward& op) {

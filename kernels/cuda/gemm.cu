@@ -2,6 +2,7 @@
 #include "kernels/ops/gemm.h"
 
 #include "kernels/base/numeric.h"
+#include "kernels/cuda/gather.cuh"
 #include "kernels/cuda/gemm_cores.h"
 #include "kernels/cuda/gemm_operand.h"
 #include "kernels/ops/run.h"
@@ -15,7 +16,8 @@ void set_scale(GemmSide& side, const Operand& o) {
   const TensorView& scale = coded ? o.codes.tensor_scale : o.scale;
   if (scale.empty()) return;
   const bool rows =
-      coded && o.codes.spec.format == Format::kNvfp4 && o.codes.spec.scale_scope == ScaleScope::kRow;
+      coded ? o.codes.spec.format == Format::kNvfp4 && o.codes.spec.scale_scope == ScaleScope::kRow
+            : o.scale_scope == ScaleScope::kRow;
   side.scale = scale.as<float>();
   side.scale_of = rows ? ScaleOf::kRow : scale.elements() == 1 ? ScaleOf::kAll : ScaleOf::kGroup;
 }
@@ -36,25 +38,20 @@ GemmSide plain_side(const Operand& o) {
 
 // Codes of `rows` logical rows, decoded.
 GemmSide decoded_side(Queue& queue, Workspace& workspace, const Operand& o, const StoredRows& place,
-                      int64_t rows, ElementOrder order = ElementOrder::kNatural) {
+                      int64_t rows) {
   GemmSide side;
   side.ld = o.codes.padded_cols;
   Bf16* values = workspace.take<Bf16>(rows * side.ld);
-  decode_rows(queue, o.codes, place, rows, order, values);
+  decode_rows(queue, o.codes, place, rows, values);
   side.data = values;
   set_scale(side, o);
   return side;
 }
 
-// Rows of a beside weights that stay codes.
-GemmSide stream_side(Queue& queue, Workspace& workspace, const Operand& o, const StoredRows& place,
-                     int64_t rows) {
-  if (!o.codes.empty()) return decoded_side(queue, workspace, o, place, rows, ElementOrder::kStream);
-  GemmSide side = plain_side(o);
-  Bf16* values = workspace.take<Bf16>(rows * side.ld);
-  reorder_rows(queue, side.data, side.ld, place, rows, side.ld, values);
-  side.data = values;
-  return side;
+// Whether the core that keeps weights as codes takes the product.
+bool streams_codes(const GemmProblem& p, const Operand& a, const Operand& b) {
+  if (b.codes.empty() || a.transposed || !stream_takes_codes(p, b.codes)) return false;
+  return !a.codes.empty() || copy_bytes(plain_side(a)) == 16;
 }
 
 // Codes on both sides multiply their padding too: after a rotation it holds real codes.
@@ -90,8 +87,25 @@ StoredRows grouped_rows(const GemmProblem& p, const Operand& a) {
   return place;
 }
 
+// The rows of a that the product names, with their scales, one after another.
+void gather_side(Queue& queue, Workspace& workspace, const GroupedGemm& op, GemmSide& side) {
+  const auto place = [&](const TensorView& from) {
+    TensorView to = from;
+    to.shape = {op.a_rows.dim(0), from.dim(1)};
+    to.data = workspace.bytes(to.bytes());
+    gather(queue, op.kName, from, op.a_rows, to);
+    return to;
+  };
+  side.data = place(op.a.values).as<Bf16>();
+  if (side.scale_of != ScaleOf::kRow) return;
+  side.scale = place(op.a.scale.reshape({op.a.scale.elements(), 1})).as<float>();
+}
+
 void multiply(Queue& queue, const GemmProblem& p, const Operand& a, const Operand& b) {
-  if (a.codes.empty() && a.values.dtype == DType::kF32) {
+  const auto& other = context_of(queue).dense_product;
+  const bool fp32 = a.codes.empty() && a.values.dtype == DType::kF32;
+  if (other && !fp32 && p.mode == GemmMode::kDense && other(p)) return;
+  if (fp32) {
     context_of(queue).product_kernel = "cuda fp32 fma";
     launch_fp32(queue, p, a.values.as<float>(), b.values.as<float>());
   } else if (stream_takes(p)) {
@@ -122,12 +136,11 @@ void run(Queue& queue, const Gemm& op) {
   GemmProblem p;
   p.m = op.out.dim(0), p.n = op.out.dim(1), p.k = row_depth(op.a, op.b);
   set_out(p, op.out, op.accumulate);
-  if (!op.b.codes.empty() && !op.a.transposed && stream_takes_codes(p, op.b.codes)) {
-    p.a = stream_side(queue, workspace, op.a, {}, p.m);
+  p.a = op.a.codes.empty() ? plain_side(op.a) : decoded_side(queue, workspace, op.a, {}, p.m);
+  if (streams_codes(p, op.a, op.b)) {
     set_scale(p.b, op.b);
     return launch_stream_nvfp4(queue, p, op.b.codes);
   }
-  p.a = op.a.codes.empty() ? plain_side(op.a) : decoded_side(queue, workspace, op.a, {}, p.m);
   p.b = op.b.codes.empty() ? plain_side(op.b) : decoded_side(queue, workspace, op.b, {}, p.n);
   multiply(queue, p, op.a, op.b);
 }
@@ -139,12 +152,14 @@ void run(Queue& queue, const GroupedGemm& op) {
   p.m = op.out.dim(0), p.n = op.out.dim(1), p.k = row_depth(op.a, op.b);
   set_out(p, op.out, false);
   const StoredRows rows = grouped_rows(p, op.a);
-  if (!op.b.codes.empty() && stream_takes_codes(p, op.b.codes)) {
-    p.a = stream_side(queue, workspace, op.a, rows, p.m);
-    set_scale(p.b, op.b);
-    return launch_stream_nvfp4(queue, p, op.b.codes);
-  }
   p.a = op.a.codes.empty() ? plain_side(op.a) : decoded_side(queue, workspace, op.a, rows, p.m);
+  if (streams_codes(p, op.a, op.b)) {
+    set_scale(p.b, op.b);
+    RowIndex index;
+    if (!op.a_rows.empty()) index = {op.a_rows.as<int32_t>(), op.a.values.dim(0)};
+    return launch_stream_nvfp4(queue, p, op.b.codes, index);
+  }
+  if (!op.a_rows.empty()) gather_side(queue, workspace, op, p.a);
   if (op.b.codes.empty()) {
     p.b = plain_side(op.b);
   } else {

@@ -38,7 +38,7 @@ bool stream_takes_codes(const GemmProblem& p, const QuantView& weights) {
     return reinterpret_cast<uintptr_t>(v.data) % bytes == 0;
   };
   return p.mode != GemmMode::kGroupedK && rows_a_group(p) <= 64 && p.k > 0 && p.k % 128 == 0 &&
-         weights.spec.format == Format::kNvfp4 && weights.group_axis == GroupAxis::kRows &&
+         weights.spec.format == Format::kNvfp4 && weights.order == CodeOrder::kStream &&
          weights.padded_cols == p.k && aligned(weights.codes, 16) && aligned(weights.block_scales, 8);
 }
 

@@ -48,6 +48,15 @@ __device__ __forceinline__ void place_e2m1(uint32_t codes, uint32_t (&pair)[4]) 
   }
 }
 
+// Eight codes of a word in CodeOrder::kStream, in the same places: four pairs of neighbours.
+__device__ __forceinline__ void place_stream(uint32_t word, uint32_t (&pair)[4]) {
+  constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x01C001C0u;
+  pair[0] = word & (kSign | kMagnitude);
+  pair[1] = word * 8 & (kSign | kMagnitude);
+  pair[2] = (word * 2 & kSign) | (word >> 3 & kMagnitude);
+  pair[3] = (word * 4 & kSign) | (word * 64 & kMagnitude);
+}
+
 // The same times the block scale.
 __device__ __forceinline__ void decode_nvfp4_pairs(uint32_t codes, uint8_t scale, uint32_t (&pair)[4]) {
   const float s = e4m3_value(scale);

@@ -9,10 +9,16 @@ namespace fp4t::cuda {
 // mma.sync, any shape and alignment (gemm_mma.cuh).
 void launch_mma(Queue& queue, const GemmProblem& problem);
 
-// Few rows (gemm_stream.cuh): weights as BF16, or as NVFP4 codes; then b has scales only, and a's values
-// are in the order of StreamOrder (gemm_operand.h).
+// The stored row of A, of `count`, that each row of the product is made from; null: its own.
+struct RowIndex {
+  const int32_t* rows = nullptr;
+  int64_t count = 0;
+};
+// Few rows (gemm_stream.cuh): weights as BF16, or as NVFP4 codes in CodeOrder::kStream; then b has scales
+// only.
 void launch_stream_bf16(Queue& queue, const GemmProblem& problem);
-void launch_stream_nvfp4(Queue& queue, const GemmProblem& problem, const QuantView& weights);
+void launch_stream_nvfp4(Queue& queue, const GemmProblem& problem, const QuantView& weights,
+                         const RowIndex& index = {});
 
 // F32 operands, one chain of fma k = 0 .. K-1 an output: the CPU's bits. `problem` has no data pointers.
 void launch_fp32(Queue& queue, const GemmProblem& problem, const float* a, const float* b);

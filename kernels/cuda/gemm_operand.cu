@@ -47,13 +47,7 @@ struct Nvfp4 {
   }
 };
 
-struct Nvfp4Stream : Nvfp4 {
-  static __device__ __forceinline__ void decode(Raw raw, uint8_t scale, uint32_t (&out)[4]) {
-    uint32_t pair[4];
-    decode_nvfp4_pairs(raw, scale, pair);
-    out[0] = pair[1], out[1] = pair[0], out[2] = pair[3], out[3] = pair[2];
-  }
-};
+struct Nvfp4Stream : Nvfp4 {};
 
 struct Mxfp8 {
   static constexpr int kBlock = 32;
@@ -95,6 +89,41 @@ __device__ __forceinline__ void decode_segment(const Codes& c, const Segment& s)
   }
 }
 
+// The same of codes in kStream: a lane has a word, four codes of each half of 32.
+template <>
+__device__ __forceinline__ void decode_segment<Nvfp4Stream>(const Codes& c, const Segment& s) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kStep = 32 * kVector;
+  for (int64_t begin = lane * kVector; begin < s.length; begin += kUnroll * kStep) {
+    uint32_t word[kUnroll];
+    uint8_t scale[kUnroll][2];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = begin + u * kStep;
+      if (i >= s.length) continue;
+      word[u] = Nvfp4::load(c, s.element + i);
+      scale[u][0] = c.scales[s.scale + i / 32 * 2];
+      scale[u][1] = c.scales[s.scale + i / 32 * 2 + 1];
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = begin + u * kStep;
+      if (i >= s.length) continue;
+      uint32_t pair[4];
+      place_stream(word[u], pair);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float value = e4m3_value(scale[u][h]);
+        const uint32_t factor = pack_bf16(value, value);
+        uint2 out;
+        out.x = mul_bf16x2(mul_bf16x2(pair[2 * h], 0x7E807E80u), factor);
+        out.y = mul_bf16x2(mul_bf16x2(pair[2 * h + 1], 0x7E807E80u), factor);
+        *reinterpret_cast<uint2*>(s.out + i / 32 * 32 + 16 * h + i % 32 / 2) = out;
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ int64_t pad_to(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
@@ -122,28 +151,6 @@ __global__ void __launch_bounds__(kThreads)
     decode_segment<Format>(c,
                            {stored * cols, stored / c.outer * (cols / Format::kBlock), cols, out + r * cols});
   }
-}
-
-// A thread eight elements.
-__global__ void __launch_bounds__(kThreads)
-    reorder_rows_kernel(const Bf16* values, int64_t ld, StoredRows place, int64_t rows, int64_t cols,
-                        bool aligned, Bf16* out) {
-  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
-  if (i >= rows * cols) return;
-  const int64_t r = i / cols, c = i % cols;
-  if (stored_row(place, r) < 0) return;
-  const Bf16* p = values + r * ld + c;
-  uint32_t x[4];
-  if (aligned) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(p);
-    x[0] = raw.x, x[1] = raw.y, x[2] = raw.z, x[3] = raw.w;
-  } else {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) x[k] = p[2 * k].bits | static_cast<uint32_t>(p[2 * k + 1].bits) << 16;
-  }
-  *reinterpret_cast<uint4*>(out + i) =
-      make_uint4(__byte_perm(x[0], x[2], 0x7632), __byte_perm(x[0], x[2], 0x5410),
-                 __byte_perm(x[1], x[3], 0x7632), __byte_perm(x[1], x[3], 0x5410));
 }
 
 template <class Format>
@@ -231,31 +238,18 @@ unsigned warps_grid(const Queue& queue, int64_t segments) {
 
 }  // namespace
 
-void decode_rows(Queue& queue, const QuantView& v, const StoredRows& place, int64_t rows, ElementOrder order,
-                 Bf16* out) {
+void decode_rows(Queue& queue, const QuantView& v, const StoredRows& place, int64_t rows, Bf16* out) {
   if (rows == 0 || v.padded_cols == 0) return;
   const auto launch = [&](auto format) {
     decode_rows_kernel<decltype(format)><<<warps_grid(queue, rows), kThreads, 0, stream_of(queue)>>>(
         codes_of(v), place, rows, v.padded_cols, out);
   };
-  if (order == ElementOrder::kStream) {
-    FP4T_CHECK(v.spec.format == Format::kNvfp4, name_of(v.spec.format));
+  if (v.order == CodeOrder::kStream) {
     launch(Nvfp4Stream{});
   } else {
     for_format(v, launch);
   }
   check_launch("gemm: decode rows");
-}
-
-void reorder_rows(Queue& queue, const Bf16* values, int64_t ld, const StoredRows& place, int64_t rows,
-                  int64_t cols, Bf16* out) {
-  FP4T_CHECK(place.kind == StoredRows::Kind::kSame && cols % kVector == 0, cols, " columns");
-  if (rows == 0 || cols == 0) return;
-  const bool aligned = reinterpret_cast<uintptr_t>(values) % 16 == 0 && ld % kVector == 0;
-  const int64_t blocks = ceil_div(rows * cols, int64_t{kThreads} * kVector);
-  reorder_rows_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(queue)>>>(
-      values, ld, place, rows, cols, aligned, out);
-  check_launch("gemm: reorder rows");
 }
 
 void pad_offsets(Queue& queue, const int32_t* offsets, int64_t groups, int64_t multiple, int32_t* padded) {

@@ -21,17 +21,8 @@ struct StoredRows {
   int32_t padding = 1;
 };
 
-// kStream: eight elements 0..7 are written as 1, 5, 0, 4, 3, 7, 2, 6 (gemm_stream.cuh).
-enum class ElementOrder : uint8_t { kNatural, kStream };
-
 // out [rows, codes.padded_cols], rows in logical order; rows from offsets[groups] on are left alone.
-// kStream is there for NVFP4.
-void decode_rows(Queue& queue, const QuantView& codes, const StoredRows& place, int64_t rows,
-                 ElementOrder order, Bf16* out);
-
-// BF16 rows in the order of kStream: out [rows, cols], cols a multiple of 8; `place` bounds the rows.
-void reorder_rows(Queue& queue, const Bf16* values, int64_t ld, const StoredRows& place, int64_t rows,
-                  int64_t cols, Bf16* out);
+void decode_rows(Queue& queue, const QuantView& codes, const StoredRows& place, int64_t rows, Bf16* out);
 
 // padded[g]: where group g begins in the storage of a kCols view, for g = 0 .. groups.
 void pad_offsets(Queue& queue, const int32_t* offsets, int64_t groups, int64_t multiple, int32_t* padded);

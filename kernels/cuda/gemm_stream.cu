@@ -13,18 +13,18 @@ StreamArgs args_of(const Queue& queue, const GemmProblem& p) {
   args.grid = grid_of(p, args.tile_rows, kStreamCols);
   args.act = p.a.data;
   args.ld_act = p.a.ld;
+  args.sink = fault_sink(queue, "gemm");
   args.scales = scales_of(p);
   args.out = out_of(p);
   return args;
 }
 
 template <class Weights, int kMaxTiles>
-void launch_tiles(const Context& context, const StreamArgs& args, int64_t blocks, int bytes) {
+void launch_tiles(Queue& queue, const StreamArgs& args, int64_t blocks, int bytes) {
   FP4T_CUDA(cudaFuncSetAttribute(gemm_stream<Weights, kMaxTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  bytes));
-  gemm_stream<Weights, kMaxTiles>
-      <<<static_cast<unsigned>(blocks), kStreamThreads, static_cast<size_t>(bytes), context.stream>>>(args);
-  check_launch("gemm");
+  launch_early(queue, "gemm", gemm_stream<Weights, kMaxTiles>, dim3(static_cast<unsigned>(blocks)),
+               kStreamThreads, bytes, args);
 }
 
 template <class Weights>
@@ -36,15 +36,16 @@ void launch(Queue& queue, StreamArgs args) {
   const int stage = stream_stage_bytes<Weights>(args.tile_rows);
   args.stages = stream_stages(blocks, stage, context.sm_count, context.shared_bytes_per_block);
   if (args.tile_rows == 16) {
-    launch_tiles<Weights, 2>(context, args, blocks, args.stages * stage);
+    launch_tiles<Weights, 2>(queue, args, blocks, args.stages * stage);
   } else {
-    launch_tiles<Weights, 8>(context, args, blocks, args.stages * stage);
+    launch_tiles<Weights, 8>(queue, args, blocks, args.stages * stage);
   }
 }
 
 }  // namespace
 
 void launch_stream_bf16(Queue& queue, const GemmProblem& p) {
+  context_of(queue).product_kernel = "cuda mma.sync few rows";
   StreamArgs args = args_of(queue, p);
   args.weights = p.b.data;
   args.row_bytes = p.b.ld * 2;
@@ -52,8 +53,12 @@ void launch_stream_bf16(Queue& queue, const GemmProblem& p) {
   launch<StreamBf16>(queue, args);
 }
 
-void launch_stream_nvfp4(Queue& queue, const GemmProblem& p, const QuantView& weights) {
+void launch_stream_nvfp4(Queue& queue, const GemmProblem& p, const QuantView& weights,
+                         const RowIndex& index) {
+  context_of(queue).product_kernel = "cuda mma.sync few rows of codes";
   StreamArgs args = args_of(queue, p);
+  args.act_rows = index.rows;
+  args.act_count = index.count;
   args.weights = weights.codes.data;
   args.block_scales = weights.block_scales.as<uint8_t>();
   args.row_bytes = p.k / 2;

@@ -4,10 +4,12 @@
 // changes no bit (README.md; tests compare the cores).
 #pragma once
 
+#include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/gemm_codes.cuh"
 #include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/cuda/gemm_store.cuh"
 #include "kernels/cuda/gemm_tiles.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace fp4t::cuda {
 
@@ -17,8 +19,11 @@ inline constexpr int kStreamRows = 64;                 // most rows of a tile
 
 struct StreamArgs {
   GemmGrid grid;
-  const Bf16* act;  // [m, ld_act]
+  const Bf16* act;  // [m, ld_act], or [act_count, ld_act] with act_rows
   int64_t ld_act;
+  const int32_t* act_rows;  // the row of `act` that a row of the output is made from; null: its own
+  int64_t act_count;
+  FaultSink sink;
   const void* weights;
   int64_t row_bytes;            // from one stored row of weights to the next
   int64_t group_rows;           // stored rows from one group to the next
@@ -62,6 +67,48 @@ struct StreamCopy {
   }
 };
 
+// The same of activations, whose rows lie anywhere.
+template <int kRowBytes, int kMaxRows>
+struct StreamActCopy {
+  using Layout = StreamCopy<kRowBytes, kMaxRows>;
+  static constexpr int kCount = Layout::kCount;
+
+  const char* next;        // this thread's chunk of row 0
+  uint32_t place[kCount];  // of its rows, in chunks of 16 bytes
+  int rows;
+
+  __device__ __forceinline__ StreamActCopy(const StreamArgs& args, int64_t first, int count)
+      : next(reinterpret_cast<const char*>(args.act) + Layout::chunk() * 16),
+        rows(count - Layout::row() + Layout::kStep - 1 < 0
+                 ? 0
+                 : (count - Layout::row() + Layout::kStep - 1) / Layout::kStep) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      place[i] = 0;
+      if (i >= rows) continue;
+      int64_t row = first + Layout::row() + i * Layout::kStep;
+      if (args.act_rows) {
+        const int32_t from = args.act_rows[row];
+        const bool good = from >= 0 && from < args.act_count;
+        if (!good) report(args.sink, FaultKind::kIndex, row, from);
+        row = good ? from : 0;
+      }
+      place[i] = static_cast<uint32_t>(row * (args.ld_act / 8));
+    }
+  }
+
+  __device__ __forceinline__ void copy(uint32_t shared) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < rows) {
+        cp_async16(shared + static_cast<uint32_t>(i * Layout::kStep * kRowBytes),
+                   next + int64_t{place[i]} * 16, 16);
+      }
+    }
+    next += kRowBytes;
+  }
+};
+
 // Places in shared memory of the chunks that one lane reads at the four (pairs of) steps of a stage: they
 // differ by an exclusive or, which costs an addition a stage this way.
 struct StreamPlaces {
@@ -78,6 +125,7 @@ struct StreamBf16 {
   static constexpr int kWeightBytes = kStreamCols * kRowBytes;
   static constexpr float kScaleBack = 1.0f;
   static constexpr int kAhead = 0;
+  static constexpr int kSteps = 1;
 
   static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ (row & 7)) * 16));
@@ -112,8 +160,8 @@ struct StreamBf16 {
     __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int)
         : weights(places.from(shared)) {}
   };
-  static __device__ __forceinline__ void weight_fragment(const Stage& s, int step, uint32_t (&f)[4]) {
-    ldmatrix(s.weights.at[step], f);
+  static __device__ __forceinline__ void weight_fragments(const Stage& s, int step, uint32_t (&f)[1][4]) {
+    ldmatrix(s.weights.at[step], f[0]);
   }
   // Fragments of the activations' rows [8 tile, 8 tile + 16).
   template <bool kTwo>
@@ -123,18 +171,19 @@ struct StreamBf16 {
   }
 };
 
-// NVFP4 weights: 128 deep a stage, rows of four chunks of codes. Activations come with every eight elements
-// in the order of ElementOrder::kStream: a lane's eight codes of a row and step lie in one word, of which
-// two lanes take four each, pairs four codes apart.
+// NVFP4 weights: 128 deep a stage, rows of four chunks of codes in CodeOrder::kStream. A word holds what a
+// lane multiplies of a row in two steps; it takes neighbours 4t .. 4t+3 of a step, the same of the
+// activations.
 struct StreamNvfp4 {
   static constexpr int kDepth = 128;
   static constexpr int kRowBytes = kDepth / 2;
-  static constexpr int kFactors = kStreamCols * kRowBytes;             // block scales as BF16, 16 bytes a row
-  static constexpr int kScales = kFactors + kStreamCols * kDepth / 8;  // as they come, eight a row
+  static constexpr int kFactors = kStreamCols * kRowBytes;             // block scales as pairs of BF16
+  static constexpr int kScales = kFactors + kStreamCols * kDepth / 4;  // as they come, eight a row
   static constexpr int kWeightBytes = kScales + kStreamCols * kDepth / 16;
   // Fragments hold values times 2^-7: codes are placed times 2^-126, scales times 2^119.
   static constexpr float kScaleBack = 128.0f;
   static constexpr int kAhead = 1;  // stages that must have landed beyond the one in hand
+  static constexpr int kSteps = 2;  // of a fragment
 
   static __device__ __forceinline__ uint32_t chunk_at(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ ((row >> 1) & 3)) * 16));
@@ -164,7 +213,8 @@ struct StreamNvfp4 {
       uint2 out = make_uint2(factor_pair(low), factor_pair(high));
       if (((raw & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u) != 0)
         out = {with_nan(low, out.x), with_nan(high, out.y)};
-      store_shared8(stage + kFactors + threadIdx.x * 8, out);
+      store_shared16(stage + kFactors + threadIdx.x * 16,
+                     {twice_low(out.x), twice_high(out.x), twice_low(out.y), twice_high(out.y)});
     }
   };
 
@@ -183,9 +233,8 @@ struct StreamNvfp4 {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     StreamPlaces p;
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      p.at[s] = chunk_at(16 * warp + lane / 4, s) + static_cast<uint32_t>(lane % 4 / 2 * 4);
-    }
+    for (int s = 0; s < 4; ++s)
+      p.at[s] = chunk_at(16 * warp + lane / 4, s) + static_cast<uint32_t>(lane % 4 * 4);
     return p;
   }
   // Of steps s and s + 4.
@@ -201,32 +250,34 @@ struct StreamNvfp4 {
 
   struct Stage {
     StreamPlaces codes;
-    uint32_t low[4], high[4];  // factors of rows g and g + 8 of the warp's sixteen, steps in pairs
+    uint32_t factors;          // of this lane's row
+    uint32_t low[4], high[4];  // of rows g and g + 8 of the warp's sixteen, four steps
     __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int warp)
-        : codes(places.from(shared)) {
-      const int row = 16 * warp + static_cast<int>(threadIdx.x) % 32 / 4;
-      load_shared16(shared + static_cast<uint32_t>(kFactors + row * 16), low);
-      load_shared16(shared + static_cast<uint32_t>(kFactors + (row + 8) * 16), high);
-    }
+        : codes(places.from(shared)),
+          factors(shared +
+                  static_cast<uint32_t>(kFactors + (16 * warp + static_cast<int>(threadIdx.x) % 32 / 4) *
+                                                       (kDepth / 4))) {}
   };
 
-  static __device__ __forceinline__ uint32_t factor(const uint32_t (&pairs)[4], int step) {
-    return step % 2 == 0 ? twice_low(pairs[step / 2]) : twice_high(pairs[step / 2]);
+  static __device__ __forceinline__ void scale(const uint32_t (&pair)[4], const uint32_t (&factor)[4],
+                                               int step, int half, uint32_t (&f)[kSteps][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      f[i / 2][half + i % 2 * 2] = mul_bf16x2(pair[i], factor[(step + i / 2) % 4]);
+    }
   }
 
-  // Four codes of one row: those at bits 12 and 28, and at bits 8 and 24.
-  static __device__ __forceinline__ void place(uint32_t x, uint32_t factor, uint32_t* first,
-                                               uint32_t* second) {
-    *first = mul_bf16x2((x & 0x80008000u) | ((x >> 6) & 0x01C001C0u), factor);
-    *second = mul_bf16x2(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01C001C0u), factor);
-  }
-
-  static __device__ __forceinline__ void weight_fragment(const Stage& s, int step, uint32_t (&f)[4]) {
-    const uint32_t at = s.codes.at[step / 2] + static_cast<uint32_t>(step % 2 * 8);
-    // A product, since the units that shift are the busy ones.
-    const uint32_t up = threadIdx.x % 2 == 0 ? 256 : 1;
-    place(load_shared4(at) * up, factor(s.low, step), &f[0], &f[2]);
-    place(load_shared4(at + 8 * kRowBytes) * up, factor(s.high, step), &f[1], &f[3]);
+  // Steps `step` and the next.
+  static __device__ __forceinline__ void weight_fragments(Stage& s, int step, uint32_t (&f)[kSteps][4]) {
+    if (step % 4 == 0) {
+      load_shared16(s.factors + static_cast<uint32_t>(step * 4), s.low);
+      load_shared16(s.factors + static_cast<uint32_t>(8 * (kDepth / 4) + step * 4), s.high);
+    }
+    uint32_t pair[4];
+    place_stream(load_shared4(s.codes.at[step / 2]), pair);
+    scale(pair, s.low, step, 0, f);
+    place_stream(load_shared4(s.codes.at[step / 2] + 8 * kRowBytes), pair);
+    scale(pair, s.high, step, 1, f);
   }
   template <bool kTwo>
   static __device__ __forceinline__ void act_fragments(const StreamPlaces& acts, int tile, int step,
@@ -272,14 +323,15 @@ struct StreamKernel {
     const int cols = left < kStreamCols ? static_cast<int>(left) : kStreamCols;
     const int64_t stored_row = tile.group * args.group_rows + tile.col;
     using WeightCopy = StreamCopy<Weights::kRowBytes, kStreamCols>;
-    using ActCopy = StreamCopy<Weights::kDepth * 2, 8 * kTiles>;
+    using ActCopy = StreamActCopy<Weights::kDepth * 2, 8 * kTiles>;
+    using ActLayout = typename ActCopy::Layout;
     WeightCopy weights(static_cast<const char*>(args.weights) + stored_row * args.row_bytes, args.row_bytes,
                        cols);
-    ActCopy acts(args.act + tile.row * args.ld_act, args.ld_act * 2, rows);
+    ActCopy acts(args, tile.row, rows);
     typename Weights::Scales scales(args, stored_row, cols);
     const uint32_t weight_chunk = Weights::chunk_at(WeightCopy::row(), WeightCopy::chunk());
     const uint32_t act_chunk =
-        Weights::kWeightBytes + Weights::act_chunk_at(ActCopy::row(), ActCopy::chunk());
+        Weights::kWeightBytes + Weights::act_chunk_at(ActLayout::row(), ActLayout::chunk());
     const auto load = [&](uint32_t stage) {
       weights.copy(stage + weight_chunk);
       scales.copy(stage);
@@ -306,24 +358,32 @@ struct StreamKernel {
       if (to_load > 0) load(free_stage);
       cp_async_commit();
       if (i + 1 < count) scales.prepare(next_stage);
-      const typename Weights::Stage held(weight_places, stage, warp);
+      typename Weights::Stage held(weight_places, stage, warp);
       const StreamPlaces acts_held = act_places.from(stage + Weights::kWeightBytes);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        uint32_t w[4];
-        Weights::weight_fragment(held, step, w);
+      for (int step = 0; step < kSteps; step += Weights::kSteps) {
+        uint32_t w[Weights::kSteps][4];
+        Weights::weight_fragments(held, step, w);
 #pragma unroll
-        for (int t = 0; t < kTiles; t += 2) {
-          uint32_t x[4];
-          Weights::template act_fragments<(kTiles > 1)>(acts_held, t, step, x);
-          mma_bf16(acc[t], w, x[0], x[1]);
-          if constexpr (kTiles > 1) mma_bf16(acc[t + 1], w, x[2], x[3]);
+        for (int i = 0; i < Weights::kSteps; ++i) {
+#pragma unroll
+          for (int t = 0; t < kTiles; t += 2) {
+            uint32_t x[4];
+            Weights::template act_fragments<(kTiles > 1)>(acts_held, t, step + i, x);
+            mma_bf16(acc[t], w[i], x[0], x[1]);
+            if constexpr (kTiles > 1) mma_bf16(acc[t + 1], w[i], x[2], x[3]);
+          }
         }
       }
       free_stage = stage;
       stage = next_stage;
     }
     store<kTiles>(args, tile, warp, acc);
+  }
+
+  static __device__ __forceinline__ int64_t act_row(const StreamArgs& args, int64_t row) {
+    const int32_t from = args.act_rows[row];
+    return from >= 0 && from < args.act_count ? from : 0;
   }
 
   template <int kTiles>
@@ -336,7 +396,8 @@ struct StreamKernel {
       for (int i = 0; i < 2; ++i) {
         const int64_t row = tile.row + 8 * t + lane % 4 * 2 + i;
         if (row >= tile.row_end || 8 * t >= args.tile_rows) continue;
-        const Alpha alpha = alpha_of(args.scales, tile.group, row);
+        const bool elsewhere = args.act_rows && args.scales.a_of == ScaleOf::kRow;
+        const Alpha alpha = alpha_of(args.scales, tile.group, elsewhere ? act_row(args, row) : row);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int64_t col = tile.col + 16 * warp + 8 * half + lane / 4;
@@ -363,9 +424,10 @@ struct StreamKernel {
 };
 
 template <class Weights, int kMaxTiles>
-__global__ void __launch_bounds__(kStreamThreads, kMaxTiles > 2 ? 5 : 6)
+__global__ void __launch_bounds__(kStreamThreads, kMaxTiles > 2 ? 4 : 5)
     gemm_stream(const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(128) unsigned char shared[];
+  wait_for_previous();
   StreamKernel<Weights, kMaxTiles>::run(args, shared_address(shared));
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/kv_codec.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/load.cuh"
 #include "kernels/ops/run.h"
 
@@ -17,6 +18,7 @@ template <int kUnit, class T>
 __global__ void __launch_bounds__(kThreads)
     append_values(const T* qkv, int64_t rows, int64_t width, int64_t first, int64_t kv_width,
                   CachePlaces places, T* k, T* v, FaultSink sink) {
+  wait_for_previous();
   const int64_t units = 2 * kv_width / kUnit, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= rows * units) return;
   const int64_t t = i / units, e = i % units * kUnit;
@@ -93,8 +95,8 @@ void append(Queue& queue, const KvAppend& op) {
   if (cache.format == Format::kBf16) {
     T *k = cache.k.as<T>(), *v = cache.v.as<T>();
     if (vectors && aligned16(k) && aligned16(v)) {
-      append_values<kVector><<<grid_of(rows * 2 * kv_width / kVector), kThreads, 0, stream>>>(
-          qkv, rows, width, first, kv_width, places, k, v, sink);
+      launch_early(queue, op.kName, append_values<kVector, T>, dim3(grid_of(rows * 2 * kv_width / kVector)),
+                   kThreads, 0, qkv, rows, width, first, kv_width, places, k, v, sink);
     } else {
       append_values<1><<<grid_of(rows * 2 * kv_width), kThreads, 0, stream>>>(qkv, rows, width, first,
                                                                               kv_width, places, k, v, sink);

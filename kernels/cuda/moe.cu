@@ -12,6 +12,7 @@
 #include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/gather.cuh"
 #include "kernels/cuda/gemm_ptx.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/load.cuh"
 #include "kernels/ops/run.h"
 
@@ -136,6 +137,7 @@ struct LeafStages {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
   extern __shared__ __align__(16) char shared[];
+  wait_for_previous();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t token = warp / a.segments;
@@ -313,7 +315,8 @@ void launch_combine(Queue& queue, CombineArgs a, bool vectors) {
   const int64_t blocks = ceil_div(a.tokens * a.segments, kWarps);
   FP4T_CUDA(
       cudaFuncSetAttribute(combine<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, LeafStages<T>::kBytes));
-  combine<T><<<static_cast<unsigned>(blocks), kThreads, LeafStages<T>::kBytes, c.stream>>>(a);
+  launch_early(queue, CombineExperts::kName, combine<T>, dim3(static_cast<unsigned>(blocks)), kThreads,
+               LeafStages<T>::kBytes, a);
 }
 
 }  // namespace

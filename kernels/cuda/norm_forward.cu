@@ -1,7 +1,10 @@
 // A row is held by one warp up to a width of 2048, by more above; BF16 rows that can be read as vectors
 // stay in registers between the sum and the scaling, all others are read twice.
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/norm_round.h"
 #include "kernels/cuda/norm_rows.cuh"
+#include "kernels/cuda/round_rows.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/run.h"
 
@@ -42,6 +45,7 @@ template <int kVectors>
 __global__ void __launch_bounds__(kVectors == kVectorsPerThread ? 32 * kMaxWarps : 32 * kRowsPerBlock)
     forward_in_registers(const Args<Bf16> a) {
   __shared__ float scratch[kMaxWarps];
+  wait_for_previous();
   const Place p = place(a);
   if (p.row >= a.rows) return;  // whole warps, and only where a warp is a row
   const Bf16* x = a.x + p.row * a.width;
@@ -162,7 +166,7 @@ void forward(Queue& queue, const NormForward& op) {
     const bool vectors = a.width % kVector == 0 && a.width <= kMaxWarps * kWarpWidth && aligned16(a.x) &&
                          aligned16(a.residual) && aligned16(a.weight) && aligned16(a.sum) && aligned16(a.out);
     if (vectors) fast = kernel_in_registers(a.width, a.warps);
-    if (fast) fast<<<grid, block, 0, stream_of(queue)>>>(a);
+    if (fast) launch_early(queue, op.kName, fast, grid, static_cast<int>(block.x), 0, a);
   }
   if (!fast) forward_any<T><<<grid, block, 0, stream_of(queue)>>>(a);
   check_launch(op.kName);
@@ -171,7 +175,9 @@ void forward(Queue& queue, const NormForward& op) {
 }  // namespace
 
 void run(Queue& queue, const NormForward& op) {
+  if (norm_rounds(op)) return norm_and_round(queue, op);
   for_float_type(op.x.dtype, [&](auto type) { forward<decltype(type)>(queue, op); });
+  if (!op.rounded.empty()) round_rows(queue, op.kName, op.out, op.rounded);
 }
 
 }  // namespace fp4t::cuda

@@ -1,6 +1,7 @@
 // With many tokens a block has a chunk of them, a warp every eighth; its lanes fetch their part of the next
 // heads into shared memory while they work. With few, a group of lanes takes a few heads, so that more
 // groups have work. The arithmetic of a head is the same in both.
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm_rope.cuh"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/run.h"
@@ -114,6 +115,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_chunk(const __grid_consta
 
 // a.units: tokens x ceil(total / kHeads).
 __global__ void __launch_bounds__(kThreads) forward_few(const __grid_constant__ Args<Bf16> a) {
+  wait_for_previous();
   const int lane = static_cast<int>(threadIdx.x) % a.lanes, sets = (a.total + kHeads - 1) / kHeads;
   const int64_t unit = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / a.lanes;
   int set = 0;
@@ -212,8 +214,7 @@ uint32_t blocks_of(const Args<T>& a) {
 void launch_fast(Queue& queue, Args<Bf16> a, int64_t total) {
   if (a.tokens < kManyTokens) {
     a.units = a.tokens * ceil_div(total, kHeads);
-    forward_few<<<blocks_of(a), kThreads, 0, stream_of(queue)>>>(a);
-    return;
+    return launch_early(queue, QkNormRopeForward::kName, forward_few, dim3(blocks_of(a)), kThreads, 0, a);
   }
   const int bytes = kStages * 2 * kThreads * 16 + 4 * a.half * static_cast<int>(sizeof(float));
   FP4T_CUDA(cudaFuncSetAttribute(forward_chunk, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

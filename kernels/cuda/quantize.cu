@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/base/numeric.h"
+#include "kernels/cuda/code_order.h"
 #include "kernels/cuda/load.cuh"
 #include "kernels/cuda/quantize_squares.cuh"
 #include "kernels/cuda/quantize_stripes.cuh"
@@ -92,6 +93,7 @@ void run(Queue& queue, const Quantize& q) {
     job.column ? launch_encode_column(queue, job, coder) : launch_encode_row(queue, job, coder);
   }
   if (job.counts) launch_stats(queue, job, q.stats.as<double>());
+  if (q.out.order == CodeOrder::kStream) put_in_stream_order(queue, q.out);
 }
 
 namespace {
@@ -130,6 +132,7 @@ void run(Queue& queue, const QuantizeBoth& q) {
   }
   if (row.counts) launch_stats(queue, row, q.row.stats.as<double>());
   if (column.counts) launch_stats(queue, column, q.column.stats.as<double>());
+  if (q.row.out.order == CodeOrder::kStream) put_in_stream_order(queue, q.row.out);
 }
 
 }  // namespace fp4t::cuda

@@ -1,12 +1,14 @@
 // Scores, choice and the counting sort by expert.
 // A block takes 32 tokens, so that "which of my tokens chose expert e" is one word: its population count is
 // the block's count, and the bits below a token's own are its rank. Three launches: the choice with those
-// words, a prefix sum over the blocks of each expert, the rows. Up to 32 tokens need the first alone.
+// words, a prefix sum over the blocks of each expert, the rows. Few tokens need the first alone: their blocks
+// are one cluster and read each other's words.
 #include <algorithm>
 #include <limits>
 
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/scan.cuh"
 #include "kernels/formats/math.h"
@@ -20,6 +22,7 @@ namespace {
 constexpr int kThreads = 256;   // of the second and third launch
 constexpr int kMostWarps = 16;  // of the first
 constexpr int kScanScratch = 32;
+constexpr int kCluster = 8;  // most blocks of a cluster that every GPU with clusters takes
 
 struct RouteArgs {
   const float *logits, *bias;
@@ -30,6 +33,7 @@ struct RouteArgs {
   int rows;  // tokens of one block, at most 32
   bool softmax, normalise;
   float gate_scale;
+  bool together;    // all blocks are one cluster
   uint32_t* masks;  // [experts][blocks]
   int32_t* bases;   // [experts][blocks], the expert's tokens in earlier blocks
   int32_t* counts;  // [experts]
@@ -219,6 +223,7 @@ __device__ void place(const RouteArgs& a, const Base& base, const Mask& mask) {
 template <int kPer>
 __global__ void __launch_bounds__(kMostWarps * 32) choose_experts(RouteArgs a) {
   extern __shared__ float shared[];
+  wait_for_previous();
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int warp = thread / 32, warps = threads / 32;
   const RouteShared at = route_shared(a.num_experts, a.top_k, a.rows, kPer == 0 ? warps : 0);
@@ -262,6 +267,18 @@ __global__ void __launch_bounds__(kMostWarps * 32) choose_experts(RouteArgs a) {
     return;
   }
   for (int e = thread; e < a.num_experts; e += threads) a.masks[e * a.blocks + blockIdx.x] = masks[e];
+  if (!a.together) return;
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  const auto before = [&](int e, int64_t blocks) {
+    int tokens = 0;
+    for (int64_t b = 0; b < blocks; ++b) tokens += __popc(a.masks[e * a.blocks + b]);
+    return tokens;
+  };
+  expert_offsets(
+      a, [&](int e) { return before(e, a.blocks); }, offsets, scratch);
+  place(
+      a, [&](int e) { return offsets[e] + before(e, blockIdx.x); }, [&](int e) { return masks[e]; });
 }
 
 // One block an expert.
@@ -309,13 +326,34 @@ RoutePlan route_plan(int num_experts, int top_k, int64_t shared_limit) {
   }
 }
 
+// Few tokens over the blocks of one cluster, whose number is a power of two.
+void spread(int64_t tokens, RoutePlan& plan, int64_t& blocks) {
+  const int64_t rows = std::max<int64_t>(4, ceil_div(tokens, kCluster));
+  if (tokens <= rows || rows > plan.rows) return;
+  plan.rows = static_cast<int>(rows);
+  plan.warps = std::min(plan.warps, plan.rows);
+  const int64_t needed = ceil_div(tokens, rows);
+  for (blocks = 1; blocks < needed;) blocks *= 2;
+}
+
 template <int kPer>
 void launch_choose(const Context& c, const RoutePlan& plan, const RouteArgs& a) {
   FP4T_CUDA(cudaFuncSetAttribute(choose_experts<kPer>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(plan.shared_bytes)));
-  choose_experts<kPer><<<static_cast<unsigned>(a.blocks), static_cast<unsigned>(plan.warps * 32),
-                         static_cast<size_t>(plan.shared_bytes), c.stream>>>(a);
-  check_launch(Route::kName);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(a.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.warps * 32));
+  config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
+  config.stream = c.stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(a.blocks);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = a.together ? 2 : 1;
+  FP4T_CUDA(cudaLaunchKernelEx(&config, choose_experts<kPer>, a));
 }
 
 }  // namespace
@@ -323,8 +361,10 @@ void launch_choose(const Context& c, const RoutePlan& plan, const RouteArgs& a) 
 void run(Queue& queue, const Route& op) {
   const Context& c = context_of(queue);
   const int num_experts = narrow<int>(op.logits.dim(1)), top_k = narrow<int>(op.top_k);
-  const RoutePlan plan = route_plan(num_experts, top_k, c.shared_bytes_per_block);
-  const int64_t tokens = op.logits.dim(0), blocks = std::max<int64_t>(1, ceil_div(tokens, plan.rows));
+  RoutePlan plan = route_plan(num_experts, top_k, c.shared_bytes_per_block);
+  const int64_t tokens = op.logits.dim(0);
+  int64_t blocks = std::max<int64_t>(1, ceil_div(tokens, plan.rows));
+  spread(tokens, plan, blocks);
   Workspace workspace(queue);
   RouteArgs a{op.logits.as<float>(),
               op.bias.as<float>(),
@@ -342,6 +382,7 @@ void run(Queue& queue, const Route& op) {
               op.kind == RouterKind::kSoftmax,
               op.normalise,
               op.gate_scale,
+              blocks > 1 && blocks <= kCluster && tokens <= blocks * plan.rows,
               nullptr,
               nullptr,
               nullptr};
@@ -355,7 +396,7 @@ void run(Queue& queue, const Route& op) {
                       : num_experts <= 256 ? launch_choose<8>
                                            : launch_choose<16>;
   choose(c, plan, a);
-  if (blocks == 1) return;
+  if (blocks == 1 || a.together) return;
   count_before<<<static_cast<unsigned>(num_experts), kThreads, 0, c.stream>>>(a);
   check_launch(op.kName);
   const int64_t offset_bytes = int64_t{4} * num_experts;

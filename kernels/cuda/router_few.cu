@@ -2,6 +2,7 @@
 // 32 tokens, and each of its warps a part of the width.
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/router_cores.h"
 #include "kernels/cuda/router_mma.cuh"
 
@@ -69,6 +70,7 @@ __device__ void multiply_chunks(const FewArgs& a, int64_t token, int64_t expert,
 
 __global__ void __launch_bounds__(kThreads) few_logits(FewArgs a) {
   extern __shared__ float partial[];  // [kWarps * kChunks][kTokens][kExperts]
+  wait_for_previous();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int64_t expert0 = int64_t{blockIdx.x} * kExperts, token0 = int64_t{blockIdx.y} * kTokens;
   float total = 0.0f;
@@ -112,8 +114,7 @@ void router_logits_few(Queue& queue, const RouterLogits& op) {
   const dim3 grid(static_cast<unsigned>(ceil_div(a.experts, kExperts)),
                   static_cast<unsigned>(ceil_div(a.tokens, kTokens)));
   FP4T_CUDA(cudaFuncSetAttribute(few_logits, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  few_logits<<<grid, kThreads, kSharedBytes, stream_of(queue)>>>(a);
-  check_launch(op.kName);
+  launch_early(queue, op.kName, few_logits, grid, kThreads, kSharedBytes, a);
 }
 
 }  // namespace fp4t::cuda

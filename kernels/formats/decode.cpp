@@ -1,8 +1,10 @@
 #include "kernels/formats/decode.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "kernels/formats/code_order.h"
 #include "kernels/formats/e2m1.h"
 #include "kernels/formats/e4m3.h"
 #include "kernels/formats/e8m0.h"
@@ -90,6 +92,20 @@ void decode_mxfp8(const uint8_t* codes, const uint8_t* scales, int64_t begin, in
   }
 }
 
+// From codes in kStream, 32 at a time.
+void decode_stream(const uint8_t* codes, const uint8_t* scales, int64_t begin, int64_t count, float* out) {
+  const int64_t end = begin + count;
+  for (int64_t group = begin / 32; group * 32 < end; ++group) {
+    uint32_t stream[4], natural[4];
+    std::memcpy(stream, codes + group * 16, sizeof(stream));
+    to_natural(stream, natural);
+    uint8_t bytes[16];
+    std::memcpy(bytes, natural, sizeof(bytes));
+    const int64_t first = std::max(begin, group * 32), last = std::min(end, group * 32 + 32);
+    decode_nvfp4(bytes, scales + group * 2, first - group * 32, last - first, out + (first - begin));
+  }
+}
+
 // Row `row` of a matrix of `length` columns whose first element is element `origin` of the storage.
 void decode(const QuantView& v, int64_t origin, int64_t length, int64_t row, int64_t begin, int64_t count,
             float* out) {
@@ -99,7 +115,9 @@ void decode(const QuantView& v, int64_t origin, int64_t length, int64_t row, int
   const int64_t outer = outer_padding(v.spec);
   const int64_t first = origin + row * length;
   const uint8_t* row_scales = scales + origin / (block * outer) + row / outer * (length / block);
-  if (v.spec.format == Format::kNvfp4) {
+  if (v.order == CodeOrder::kStream) {
+    decode_stream(codes + first / 2, row_scales, begin, count, out);
+  } else if (v.spec.format == Format::kNvfp4) {
     decode_nvfp4(codes + first / 2, row_scales, begin, count, out);
   } else {
     decode_mxfp8(codes + first, row_scales, begin, count, out);

@@ -54,8 +54,11 @@ enum class GroupAxis : uint8_t {
   kCols,  // the contraction is cut: wgrad operands, every group padded to P by itself
 };
 
+// How the codes of a row lie within every 16 bytes (kernels/formats/code_order.h).
+enum class CodeOrder : uint8_t { kNatural, kStream };
+
 // Codes and scales of a matrix [rows, cols] whose contraction runs along cols.
-//  codes         U8. NVFP4: two a byte, element 2i in the low nibble; MXFP8: one a byte (E4M3).
+//  codes         U8. NVFP4: two a byte, element 2i in the low nibble, or by `order`; MXFP8: one a byte.
 //  block_scales  U8. NVFP4: E4M3, one a block (16x16: one a tile); MXFP8: E8M0. Row-major.
 //  tensor_scale  F32, the decode factor S_dec: [groups], or [rows] with scale_scope row. MXFP8: empty.
 // Storage with GroupAxis::kRows: [padded_rows, padded_cols]; group g starts at stored row
@@ -65,6 +68,7 @@ enum class GroupAxis : uint8_t {
 struct QuantView {
   QuantSpec spec;
   GroupAxis group_axis = GroupAxis::kRows;
+  CodeOrder order = CodeOrder::kNatural;  // kStream: of NVFP4, kRows
   int64_t groups = 1;
   int64_t rows = 0;         // logical
   int64_t cols = 0;         // logical; capacity in tokens for kCols

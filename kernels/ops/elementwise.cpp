@@ -24,6 +24,7 @@ void SwigluForward::check() const {
   expect_tensor(kName, "out", out, gate_up.dtype, {tokens, width});
   expect_disjoint(kName, "out", out, "gate_up", gate_up);
   check_clamp(kName, clamp);
+  if (!rounded.empty()) rounded.check(kName, out);
 }
 
 void SwigluBackward::check() const {

@@ -1,7 +1,7 @@
 // Elementwise ops between the products.
 #pragma once
 
-#include "kernels/base/tensor.h"
+#include "kernels/ops/quantize.h"
 
 namespace fp4t {
 
@@ -11,7 +11,8 @@ struct SwigluForward {
   static constexpr const char* kName = "swiglu_forward";
   TensorView gate_up;  // act [T, 2F]
   float clamp;
-  TensorView out;  // act [T, F]
+  TensorView out;            // act [T, F]
+  RoundedRows rounded = {};  // optional, of out
   void check() const;
 };
 

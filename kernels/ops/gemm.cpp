@@ -28,7 +28,15 @@ void check_plain(const Side& s, int rank) {
   const TensorView& v = s.operand.values;
   FP4T_CHECK(v.dtype == DType::kF32 || v.dtype == DType::kBf16, s.role, ": values are ", dtype_name(v.dtype));
   FP4T_CHECK_EQ(v.shape.rank(), rank, s.role, ": values are ", v.shape);
-  if (!s.operand.scale.empty()) check_scale_count(s, s.operand.scale);
+  const TensorView& scale = s.operand.scale;
+  if (s.operand.scale_scope == ScaleScope::kTensor) {
+    if (!scale.empty()) check_scale_count(s, scale);
+    return;
+  }
+  FP4T_CHECK(s.role[0] == 'a' && !s.operand.transposed && rank == 2, s.role,
+             ": row scales belong to rows of a");
+  FP4T_CHECK(scale.dtype == DType::kF32, s.role, ": row scales are ", dtype_name(scale.dtype));
+  FP4T_CHECK_EQ(scale.elements(), v.dim(0), s.role, ": row scales");
 }
 
 void check_codes(const Side& s, GroupAxis axis) {
@@ -37,6 +45,9 @@ void check_codes(const Side& s, GroupAxis axis) {
              ": codes come without values, scale and transposition");
   FP4T_CHECK(q.spec.quantised(), s.role, ": codes of format ", name_of(q.spec.format));
   FP4T_CHECK(q.group_axis == axis, s.role, ": codes are grouped along the wrong axis");
+  FP4T_CHECK(q.order == CodeOrder::kNatural ||
+                 (s.role[0] == 'b' && q.spec.format == Format::kNvfp4 && axis == GroupAxis::kRows),
+             s.role, ": codes in the order of products of few rows");
   FP4T_CHECK(q.groups == 1 || q.groups == s.groups, s.role, ": codes of ", q.groups, " groups for ",
              s.groups);
   FP4T_CHECK(q.codes.dtype == DType::kU8 && q.block_scales.dtype == DType::kU8, s.role, ": codes are bytes");
@@ -136,7 +147,12 @@ void GroupedGemm::check() const {
   } else {
     FP4T_CHECK_EQ(b.values.dim(0), groups, "groups of b");
   }
-  check_out(out, {outer_of(a), sb.coded() ? b.codes.rows / groups : outer_of(b)}, false);
+  if (!a_rows.empty()) {
+    FP4T_CHECK(!sa.coded() && a_rows.dtype == DType::kI32 && a_rows.shape.rank() == 1, "a_rows are ",
+               dtype_name(a_rows.dtype), " ", a_rows.shape, sa.coded() ? ", of codes" : "");
+  }
+  const int64_t rows = a_rows.empty() ? outer_of(a) : a_rows.dim(0);
+  check_out(out, {rows, sb.coded() ? b.codes.rows / groups : outer_of(b)}, false);
 }
 
 void GroupedGemmK::check() const {

@@ -14,6 +14,8 @@ struct Operand {
   bool transposed = false;  // of `values` only; codes are always stored with the contraction last
   QuantView codes;          // used when `values` is empty
   TensorView scale;         // optional F32 [groups]: tensor scale that plain values carry
+  // kRow: `scale` is F32 [rows] instead, of a.
+  ScaleScope scale_scope = ScaleScope::kTensor;
 };
 
 // out [M, N] = alpha * a [M, K] b [N, K]^T, or out += that (FP32 out only).
@@ -36,6 +38,9 @@ struct GroupedGemm {
   Operand b;           // values [G, N, K] ([G, K, N] when transposed), or codes of G x N rows
   TensorView offsets;  // I32 [G + 1]
   TensorView out;      // BF16 or F32 [T, N]; rows from offsets[G] on are left alone
+  // Optional I32 [T], all in range: row t of the product is row a_rows[t] of a, plain values of any number
+  // of rows.
+  TensorView a_rows = {};
   void check() const;
 };
 

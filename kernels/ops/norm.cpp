@@ -20,6 +20,7 @@ void NormForward::check() const {
     expect_disjoint(kName, "out", out, "sum", sum);
     expect_disjoint(kName, "out", out, "residual", residual);
   }
+  if (!rounded.empty()) rounded.check(kName, out);
 }
 
 void NormBackward::check() const {

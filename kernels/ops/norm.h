@@ -2,7 +2,7 @@
 // "act" below is the dtype of tensors between ops: BF16, or F32 under the fp32 format.
 #pragma once
 
-#include "kernels/base/tensor.h"
+#include "kernels/ops/quantize.h"
 
 namespace fp4t {
 
@@ -12,9 +12,10 @@ struct NormForward {
   TensorView residual;  // optional act [T, D]: the norm reads sum = act(x + residual)
   TensorView weight;    // F32 [D]
   float eps;
-  TensorView sum;   // act [T, D], required with residual
-  TensorView out;   // act [T, D]
-  TensorView rstd;  // F32 [T]
+  TensorView sum;            // act [T, D], required with residual
+  TensorView out;            // act [T, D]
+  TensorView rstd;           // F32 [T]
+  RoundedRows rounded = {};  // optional, of out
   void check() const;
 };
 

@@ -2,6 +2,7 @@
 
 #include "kernels/base/numeric.h"
 #include "kernels/formats/legal.h"
+#include "kernels/ops/expect.h"
 
 namespace fp4t {
 
@@ -17,6 +18,9 @@ void check_view(const QuantView& v) {
   FP4T_CHECK_EQ(v.codes.shape, expected.codes.shape, describe(v.spec));
   FP4T_CHECK_EQ(v.block_scales.shape, expected.block_scales.shape, describe(v.spec));
   FP4T_CHECK(v.codes.dtype == DType::kU8 && v.block_scales.dtype == DType::kU8, "codes and scales are U8");
+  FP4T_CHECK(
+      v.order == CodeOrder::kNatural || (v.spec.format == Format::kNvfp4 && v.group_axis == GroupAxis::kRows),
+      describe(v.spec), ": codes in the order of products of few rows");
   if (v.spec.format == Format::kNvfp4) {
     FP4T_CHECK_EQ(v.tensor_scale.shape, expected.tensor_scale.shape, describe(v.spec));
   } else if (!v.tensor_scale.empty()) {
@@ -53,6 +57,8 @@ void Quantize::check() const {
   }
   FP4T_CHECK(orientation == Orientation::kRow || out.spec.scale_scope == ScaleScope::kTensor,
              "scale_scope row is for the row orientation");
+  FP4T_CHECK(out.order == CodeOrder::kNatural || offsets.empty(),
+             "codes of rows that may be fewer keep their order");
   FP4T_CHECK(first_expert >= -1, "first_expert ", first_expert);
   if (!input_scale.empty()) {
     FP4T_CHECK(input_scale.dtype == DType::kF32, "input_scale is F32");
@@ -98,6 +104,20 @@ void Dequantize::check() const {
     FP4T_CHECK(inexact.dtype == DType::kF64, "inexact is F64");
     FP4T_CHECK_EQ(inexact.shape, Shape({1}));
   }
+}
+
+bool rounds_by_row(const QuantSpec& spec, int64_t cols) {
+  return spec.format == Format::kNvfp4 && spec.scale_scope == ScaleScope::kRow &&
+         spec.block == BlockShape::k1x16 && spec.rounding == Rounding::kNearest && spec.hadamard == 0 &&
+         cols > 0 && cols % contraction_padding(spec) == 0;
+}
+
+void RoundedRows::check(const char* op, const TensorView& x) const {
+  FP4T_CHECK(x.dtype == DType::kBf16 && rounds_by_row(spec, x.dim(1)), op, ": ", dtype_name(x.dtype), " ",
+             x.shape, " rounded as ", describe(spec));
+  expect_tensor(op, "rounded.values", values, DType::kBf16, x.shape);
+  expect_tensor(op, "rounded.scale", scale, DType::kF32, {x.dim(0)});
+  expect_disjoint(op, "rounded.values", values, "out", x);
 }
 
 }  // namespace fp4t

@@ -66,4 +66,18 @@ struct Dequantize {
   void check() const;
 };
 
+// What a product multiplies of the rows that an op writes, made by that op itself: BF16 values q * s of NVFP4
+// codes with one scale a row, and these scales. The same bits as Quantize (row orientation, one group) and
+// Dequantize with kBlock would give. Rounding to nearest, blocks of 1x16, no rotation, C a multiple of 32.
+struct RoundedRows {
+  QuantSpec spec;
+  TensorView values;  // BF16 [R, C]
+  TensorView scale;   // F32 [R], decode factors
+  bool empty() const { return values.empty(); }
+  // Beside `x`, the op's output.
+  void check(const char* op, const TensorView& x) const;
+};
+// Whether RoundedRows has this spec, for rows of so many columns.
+bool rounds_by_row(const QuantSpec& spec, int64_t cols);
+
 }  // namespace fp4t

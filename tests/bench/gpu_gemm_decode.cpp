@@ -129,6 +129,7 @@ void experts(Bench& b, Format format, int64_t rows, int64_t n, int64_t k) {
     Operand o;
     if (format == Format::kBf16) o.values = b.values({groups, n, k});
     if (format != Format::kBf16) o = b.codes(format, GroupAxis::kRows, groups, groups * n, k);
+    if (format == Format::kNvfp4) o.codes.order = CodeOrder::kStream;
     w.push_back(o);
   }
   const double per_element = format == Format::kBf16 ? 2 : format == Format::kNvfp4 ? 0.5625 : 1.03125;
@@ -153,6 +154,7 @@ void dense(Bench& b, Format format, int64_t rows, int64_t n, int64_t k) {
     Operand o;
     if (format == Format::kBf16) o.values = b.values({n, k});
     if (format != Format::kBf16) o = b.codes(format, GroupAxis::kRows, 1, n, k);
+    if (format == Format::kNvfp4) o.codes.order = CodeOrder::kStream;
     w.push_back(o);
   }
   b.time(name, bytes, 2.0 * static_cast<double>(rows * n * k), [&](int i) {
@@ -175,7 +177,7 @@ void to_bf16(Bench& b, Format format, GroupAxis axis, int64_t groups, int64_t ro
   const double bytes = static_cast<double>(rows * cols) * (format == Format::kNvfp4 ? 2.5625 : 3.03125);
   b.time(name, bytes, 0, [&](int) {
     if (by_rows) {
-      cuda::decode_rows(b.queue(), codes, {}, rows, cuda::ElementOrder::kNatural, out.as<Bf16>());
+      cuda::decode_rows(b.queue(), codes, {}, rows, out.as<Bf16>());
     } else {
       cuda::decode_columns(b.queue(), codes, padded.as<int32_t>(), out.as<Bf16>());
     }

@@ -58,13 +58,16 @@ TEST(GemmChoose, a_ring_is_as_deep_as_shared_memory_allows) {
 TEST(GemmChoose, codes_stream_when_their_rows_are_whole_stages) {
   QuantSpec spec;
   spec.format = Format::kNvfp4;
-  const auto takes = [&](int64_t rows, int64_t k) {
-    return stream_takes_codes(dense(rows, 256, k), quant_layout(spec, GroupAxis::kRows, 1, 256, k));
+  const auto takes = [&](int64_t rows, int64_t k, CodeOrder order = CodeOrder::kStream) {
+    QuantView weights = quant_layout(spec, GroupAxis::kRows, 1, 256, k);
+    weights.order = order;
+    return stream_takes_codes(dense(rows, 256, k), weights);
   };
   EXPECT_TRUE(takes(64, 768));
   EXPECT_FALSE(takes(65, 768));
   EXPECT_FALSE(takes(64, 96));
   EXPECT_FALSE(takes(64, 90));
+  EXPECT_FALSE(takes(64, 768, CodeOrder::kNatural));
   spec.format = Format::kMxfp8;
   EXPECT_FALSE(takes(64, 768));
 }

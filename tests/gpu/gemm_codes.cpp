@@ -83,6 +83,31 @@ TEST(GpuGemmCodes, every_code_and_scale_of_either_format_is_exact) {
   }
 }
 
+// The same in the order of few rows: 64 rows of an identity at a time read 64 columns of the weights.
+TEST(GpuGemmCodes, every_code_and_scale_beside_few_rows_is_exact) {
+  const int64_t depth = 256, n = 256;
+  Mirror m;
+  Operand b = coded(m, nvfp4(), kRows, 1, n, depth, 1);
+  for (int64_t i = 0; i < code_bytes(b.codes); ++i)
+    b.codes.codes.as<uint8_t>()[i] = static_cast<uint8_t>(i + i / 128);
+  for (int64_t r = 0; r < n; ++r) {
+    for (int64_t k = 0; k < depth / 16; ++k) {
+      const int64_t scale = r % 127 + (r >= 127 && k % 2 == 1 ? 128 : 0);  // negative ones too, no NaN
+      b.codes.block_scales.as<uint8_t>()[r * (depth / 16) + k] = static_cast<uint8_t>(scale);
+    }
+  }
+  b.codes.tensor_scale.as<float>()[0] = 1.0f;
+  put_in_stream_order(b);
+  for (int64_t first = 0; first < depth; first += 64) {
+    Operand identity;
+    identity.values = m.zeros(kBf16, {64, depth});
+    for (int64_t i = 0; i < 64; ++i) put(identity.values, i * depth + first + i, 1.0f);
+    const TensorView out = output(m, kF32, {64, n});
+    m.compare_by(out, Ulp(0));
+    m.check(Gemm{identity, b, out, false});
+  }
+}
+
 TEST(GpuGemmCodes, row_scales_that_vanish_in_the_product_are_applied_one_by_one) {
   Mirror m;
   const Operand a = coded(m, row_scaled(), kRows, 1, 8, 64, 41), b = coded(m, nvfp4(), kRows, 1, 20, 64, 42);
@@ -133,10 +158,11 @@ TEST(GpuGemmCodes, few_rows_beside_nvfp4_weights) {
     for (const int64_t rows : {1, 7, 9, 17, 40, 64}) {
       for (const int64_t k : {128, 768}) {
         const int64_t n = rows == 17 ? 70 : 136;
-        check_dense(row_scaled(), spec, rows, n, k, rows % 2 == 0 ? kF32 : kBf16);
         SCOPED_TRACE(detail::concat(describe(spec), " rows ", rows, " k ", k));
         Mirror m;
-        const Operand b = coded(m, spec, kRows, 1, n, k, 13);
+        const Operand b = streamed(m, spec, 1, n, k, 13);
+        m.check(Gemm{coded(m, row_scaled(), kRows, 1, rows, k, 18), b,
+                     output(m, rows % 2 == 0 ? kF32 : kBf16, {rows, n}), false});
         const bool accumulate = rows == 9;
         m.check(
             Gemm{plain(m, kBf16, rows, k, false, 1), b, output(m, kF32, {rows, n}, accumulate), accumulate});
@@ -145,7 +171,7 @@ TEST(GpuGemmCodes, few_rows_beside_nvfp4_weights) {
   }
   for (const QuantSpec& spec : {nvfp4(), nvfp4(BlockShape::k16x16)}) {
     Mirror m;
-    const Operand b = coded(m, spec, kRows, kGroups, kGroups * 88, 384, 14);
+    const Operand b = streamed(m, spec, kGroups, kGroups * 88, 384, 14);
     const TensorView offsets = m.i32(kOffsets);
     m.check(
         GroupedGemm{plain(m, kBf16, kCapacity, 384, false), b, offsets, output(m, kF32, {kCapacity, 88})});
@@ -165,7 +191,7 @@ TEST(GpuGemmCodes, a_row_has_the_same_bits_beside_few_rows_and_many) {
   for (const int64_t k : {128, 768, 2048}) {
     const int64_t rows = 600, n = 200;
     Mirror m;
-    const Operand a = plain(m, kBf16, rows, k, false), b = coded(m, nvfp4(), kRows, 1, n, k, 16);
+    const Operand a = plain(m, kBf16, rows, k, false), b = streamed(m, nvfp4(), 1, n, k, 16);
     const TensorView all = m.fresh(kF32, {rows, n});
     m.run_on_gpu(Gemm{a, b, all, false});
     for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, 1}, {3, 5}, {100, 16}, {300, 64}}) {
@@ -175,7 +201,7 @@ TEST(GpuGemmCodes, a_row_has_the_same_bits_beside_few_rows_and_many) {
       m.run_on_gpu(Gemm{part, b, few, false});
       EXPECT_TRUE(matches_bitwise(all.rows(begin, count), few)) << count << " rows, depth " << k;
     }
-    const Operand experts = coded(m, nvfp4(), kRows, 4, 4 * n, k, 17);
+    const Operand experts = streamed(m, nvfp4(), 4, 4 * n, k, 17);
     const std::vector<int32_t> many = {0, 200, 200, 500, 600}, few = {0, 3, 3, 30, 31};
     const TensorView out = m.fresh(kF32, {rows, n});
     m.run_on_gpu(GroupedGemm{a, experts, m.i32(many), out});
@@ -189,6 +215,42 @@ TEST(GpuGemmCodes, a_row_has_the_same_bits_beside_few_rows_and_many) {
       const TensorView own = m.fresh(kF32, {count, n});
       m.run_on_gpu(GroupedGemm{part, experts, m.i32(bounds), own});
       EXPECT_TRUE(matches_bitwise(expected.view().rows(many[g], count), own)) << "group " << g;
+    }
+  }
+}
+
+// Rows by index, with scales of their own, beside codes (few rows and many) and beside BF16.
+TEST(GpuGemmCodes, rows_by_index_have_the_bits_of_rows_in_order) {
+  for (const int64_t k : {128, 768, 96}) {
+    for (const bool coded_weights : {true, false}) {
+      for (const int64_t each : {1, 3, 40}) {
+        SCOPED_TRACE(detail::concat("depth ", k, " codes ", coded_weights, " rows ", each));
+        Mirror m;
+        const int64_t tokens = 24, rows = 4 * each, n = 72;
+        Operand a = plain(m, kBf16, tokens, k, false);
+        a.scale = m.normal(kF32, {tokens});
+        a.scale_scope = ScaleScope::kRow;
+        const Operand b =
+            coded_weights ? streamed(m, nvfp4(), 4, 4 * n, k, 19) : stacked(m, kBf16, 4, n, k, false);
+        std::vector<int32_t> index, bounds = {0, 0};
+        for (int64_t i = 0; i < rows; ++i) index.push_back(static_cast<int32_t>(i * 7 % tokens));
+        for (const int64_t end : {each, 3 * each, rows}) bounds.push_back(static_cast<int32_t>(end));
+        const TensorView offsets = m.i32(bounds), by_index = output(m, kF32, {rows, n});
+        m.check(GroupedGemm{a, b, offsets, by_index, m.i32(index)});
+        Operand in_order = plain(m, kBf16, rows, k, false);
+        in_order.scale = m.fresh(kF32, {rows});
+        in_order.scale_scope = ScaleScope::kRow;
+        for (int64_t i = 0; i < rows; ++i) {
+          const int64_t from = index[static_cast<size_t>(i)];
+          std::memcpy(in_order.values.rows(i, 1).data, a.values.rows(from, 1).data,
+                      static_cast<size_t>(2 * k));
+          in_order.scale.as<float>()[i] = a.scale.as<float>()[from];
+        }
+        const TensorView out = m.fresh(kF32, {rows, n}), again = m.fresh(kF32, {rows, n});
+        m.run_on_gpu(GroupedGemm{in_order, b, offsets, out});
+        m.run_on_gpu(GroupedGemm{a, b, offsets, again, m.i32(index)});
+        EXPECT_TRUE(matches_bitwise(out, again));
+      }
     }
   }
 }

@@ -1,6 +1,7 @@
 // Operands of products on both sides of a Mirror.
 #pragma once
 
+#include "kernels/formats/code_order.h"
 #include "tests/support/coded_operand.h"
 #include "tests/support/mirror.h"
 
@@ -45,6 +46,24 @@ inline Operand coded(Mirror& m, const QuantSpec& spec, GroupAxis axis, int64_t g
   } else {
     o.codes.tensor_scale = {};
   }
+  return o;
+}
+
+inline void put_in_stream_order(Operand& o) {
+  for (int64_t i = 0; i < code_bytes(o.codes); i += 16) {
+    uint32_t natural[4], stream[4];
+    std::memcpy(natural, o.codes.codes.as<uint8_t>() + i, sizeof natural);
+    to_stream(natural, stream);
+    std::memcpy(o.codes.codes.as<uint8_t>() + i, stream, sizeof stream);
+  }
+  o.codes.order = CodeOrder::kStream;
+}
+
+// NVFP4 weights of products of few rows.
+inline Operand streamed(Mirror& m, const QuantSpec& spec, int64_t groups, int64_t rows, int64_t cols,
+                        uint64_t seed) {
+  Operand o = coded(m, spec, GroupAxis::kRows, groups, rows, cols, seed);
+  put_in_stream_order(o);
   return o;
 }
 

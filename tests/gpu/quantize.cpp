@@ -289,6 +289,26 @@ TEST(GpuQuantize, tensors_without_elements_are_fine) {
   }
 }
 
+// Weights as products of few rows read them, and their way back.
+TEST(GpuQuantize, codes_in_the_order_of_few_rows_are_bitwise) {
+  for (const BlockShape block : {BlockShape::k1x16, BlockShape::k16x16}) {
+    QuantSpec spec;
+    spec.format = Format::kNvfp4;
+    spec.block = block;
+    for (auto [rows, cols] : {std::pair<int64_t, int64_t>{3, 90}, {96, 256}}) {
+      SCOPED_TRACE(describe(spec) + " " + std::to_string(rows) + " x " + std::to_string(cols));
+      Mirror m;
+      Quantize op =
+          quantize(m, rough(m, rows, cols, 9), spec, Orientation::kRow, rows == 96 ? 3 : 1, GroupAxis::kRows);
+      op.out.order = CodeOrder::kStream;
+      m.check(op);
+      for (const DType type : {DType::kBf16, DType::kF32}) {
+        m.check(Dequantize{op.out, {}, DecodeScale::kBlock, m.fresh(type, {rows, cols}), {}});
+      }
+    }
+  }
+}
+
 TEST(GpuQuantize, offsets_beyond_the_rows_are_reported) {
   Mirror m;
   Quantize op = quantize(m, m.normal(DType::kBf16, {32, 32}), {.format = Format::kNvfp4}, Orientation::kRow,

@@ -15,9 +15,9 @@ struct Size {
 };
 std::string text(const Size& s) { return detail::concat("T=", s.tokens, " E=", s.experts, " k=", s.top_k); }
 
-constexpr Size kSizes[] = {{0, 8, 2},      {1, 1, 1},      {1, 8, 2},     {31, 7, 3},
-                           {32, 8, 8},     {33, 8, 2},     {257, 40, 33}, {1000, 64, 6},
-                           {2049, 128, 8}, {300, 512, 10}, {97, 2000, 5}};
+constexpr Size kSizes[] = {{0, 8, 2},     {1, 1, 1},     {1, 8, 2},     {31, 7, 3},     {32, 8, 8},
+                           {33, 8, 2},    {257, 40, 33}, {1000, 64, 6}, {2049, 128, 8}, {300, 512, 10},
+                           {97, 2000, 5}, {9, 16, 4},    {64, 128, 8},  {100, 128, 8},  {250, 24, 3}};
 
 // The tensors of one routing.
 struct Tensors {

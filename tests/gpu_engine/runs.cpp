@@ -72,9 +72,20 @@ std::string equality_recipe(const std::string& rules, const std::string& cache =
 
 TEST_F(GpuRuns, sampler_and_trainer_agree_bit_for_bit_in_every_step) {
   const char* const bf16 = "    - {module: \"*\", format: bf16}\n";
+  // Experts wide enough for the products that read weights as codes.
+  const std::vector<std::string> wide = {"model.hidden=128", "model.moe.hidden=256"};
+  const char* const experts =
+      "    - {module: \"experts.*\", operand: act, format: nvfp4, scale_rule: four_over_six, scale_scope: "
+      "row, "
+      "scale_round: pow2}\n"
+      "    - {module: \"experts.*\", operand: weight, format: nvfp4, scale_rule: four_over_six, scale_round: "
+      "pow2}\n"
+      "    - {module: \"*\", format: bf16}\n";
   const struct {
     const char *name, *rules, *cache;
-  } policies[] = {{"bf16", bf16, ""},
+    std::vector<std::string> more = {};
+  } policies[] = {{"experts_as_codes", experts, "", wide},
+                  {"bf16", bf16, ""},
                   {"bf16_mxfp8_cache", bf16, "    - {module: kv_cache, format: mxfp8}\n"},
                   {"mxfp8", "    - {module: \"*\", format: mxfp8}\n", ""},
                   {"nvfp4",
@@ -85,7 +96,7 @@ TEST_F(GpuRuns, sampler_and_trainer_agree_bit_for_bit_in_every_step) {
                    ""}};
   for (const auto& policy : policies) {
     SCOPED_TRACE(policy.name);
-    run(policy.name, equality_recipe(policy.rules, policy.cache));
+    run(policy.name, equality_recipe(policy.rules, policy.cache), policy.more);
     const std::string dir = folder_ / policy.name;
     const auto norms = step_figures(dir, "rl", "grad_norm");
     ASSERT_EQ(norms.size(), 5u);
