@@ -1,9 +1,10 @@
 // The wgmma core beside cuBLASLt on one GPU: BENCH.md's rows for products.
 //   bench_gpu_gemm check    small and ragged products of every mode against cuBLASLt, element by element
 //   bench_gpu_gemm dense    ours and cuBLASLt (the best of its first candidates) in turn, medians
+//   bench_gpu_gemm few      dense products of a decode step, ours in the one order over K that sampling and
+//                           training share, cuBLASLt's in any: what that order costs
 //   bench_gpu_gemm grouped  products of experts; scripts/bench/torch_grouped.py times PyTorch's
 // A second argument picks cases by a part of their names.
-#include <cublasLt.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,8 +18,10 @@
 
 #include "kernels/base/queue.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/gemm_cores.h"
 #include "kernels/cuda/gemm_problem.h"
 #include "kernels/formats/bf16.h"
+#include "tests/bench/cublaslt.h"
 
 namespace fp4t {
 namespace {
@@ -26,31 +29,6 @@ namespace {
 using cuda::GemmMode, cuda::GemmProblem;
 
 constexpr int64_t kRotate = int64_t{200} << 20;  // more than three times the L2
-
-void check_lt(cublasStatus_t status) {
-  FP4T_CHECK(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: ", static_cast<int>(status));
-}
-
-// Device memory, freed at the end of the scope.
-class Bytes {
- public:
-  explicit Bytes(int64_t bytes) : bytes_(bytes) {
-    FP4T_CUDA(cudaMalloc(&data_, static_cast<size_t>(std::max<int64_t>(bytes, 16))));
-  }
-  ~Bytes() { cudaFree(data_); }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  int64_t size() const { return bytes_; }
-  void fill(int byte) const { FP4T_CUDA(cudaMemset(data_, byte, static_cast<size_t>(bytes_))); }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_;
-};
 
 // Standard normals in BF16, a long period repeated from a different place each time.
 void fill_normal(const Bytes& to) {
@@ -73,70 +51,6 @@ void fill_normal(const Bytes& to) {
     done += count;
   }
 }
-
-// out = A B^T of a dense problem by cuBLASLt; row-major matrices are its transposed ones.
-class Lt {
- public:
-  Lt() : workspace_(int64_t{64} << 20) { check_lt(cublasLtCreate(&handle_)); }
-  ~Lt() { cublasLtDestroy(handle_); }
-
-  struct Plan {
-    cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, out;
-    std::vector<cublasLtMatmulAlgo_t> algorithms;
-    size_t chosen = 0;
-  };
-
-  Plan plan(const GemmProblem& p, int candidates) {
-    Plan plan{};
-    check_lt(cublasLtMatmulDescCreate(&plan.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    const cublasOperation_t op_a = p.b.mn_major ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cublasOperation_t op_b = p.a.mn_major ? CUBLAS_OP_T : CUBLAS_OP_N;
-    check_lt(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
-    check_lt(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
-    plan.a = layout(CUDA_R_16BF, p.n, p.k, p.b);
-    plan.b = layout(CUDA_R_16BF, p.m, p.k, p.a);
-    check_lt(cublasLtMatrixLayoutCreate(&plan.out, p.out_dtype == DType::kBf16 ? CUDA_R_16BF : CUDA_R_32F,
-                                        static_cast<uint64_t>(p.n), static_cast<uint64_t>(p.m), p.ld_out));
-    cublasLtMatmulPreference_t preference;
-    check_lt(cublasLtMatmulPreferenceCreate(&preference));
-    const uint64_t bytes = static_cast<uint64_t>(workspace_.size());
-    check_lt(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                  &bytes, sizeof bytes));
-    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(candidates));
-    int count = 0;
-    check_lt(cublasLtMatmulAlgoGetHeuristic(handle_, plan.op, plan.a, plan.b, plan.out, plan.out, preference,
-                                            candidates, found.data(), &count));
-    FP4T_CHECK(count > 0, "cuBLASLt knows no algorithm");
-    for (int i = 0; i < count; ++i) plan.algorithms.push_back(found[static_cast<size_t>(i)].algo);
-    cublasLtMatmulPreferenceDestroy(preference);
-    return plan;
-  }
-
-  void run(const Plan& plan, const GemmProblem& p, cudaStream_t stream) {
-    const float alpha = 1, beta = p.accumulate ? 1.0f : 0.0f;
-    check_lt(cublasLtMatmul(handle_, plan.op, &alpha, p.b.data, plan.a, p.a.data, plan.b, &beta, p.out,
-                            plan.out, p.out, plan.out, &plan.algorithms[plan.chosen], workspace_.as<void>(),
-                            static_cast<size_t>(workspace_.size()), stream));
-  }
-
-  static void destroy(Plan& plan) {
-    for (cublasLtMatrixLayout_t layout : {plan.a, plan.b, plan.out}) cublasLtMatrixLayoutDestroy(layout);
-    cublasLtMatmulDescDestroy(plan.op);
-  }
-
- private:
-  static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t outer, int64_t depth,
-                                       const cuda::GemmSide& s) {
-    cublasLtMatrixLayout_t out;
-    check_lt(cublasLtMatrixLayoutCreate(&out, type, static_cast<uint64_t>(s.mn_major ? outer : depth),
-                                        static_cast<uint64_t>(s.mn_major ? depth : outer), s.ld));
-    return out;
-  }
-
-  cublasLtHandle_t handle_ = nullptr;
-  Bytes workspace_;
-};
 
 // Shapes and operands -------------------------------------------------------------------------------
 
@@ -414,7 +328,8 @@ std::vector<std::unique_ptr<Tensors>> rotation(const Case& c) {
   return sets;
 }
 
-void bench_case(Queue& queue, Lt* lt, const Case& c, const char* label) {
+// `repeat` launches a measurement: short kernels one by one would be timed by their launches.
+void bench_case(Queue& queue, Lt* lt, const Case& c, const char* label, int repeat = 1) {
   if ((label + (" " + name_of(c))).find(g_filter) == std::string::npos) return;
   const auto sets = rotation(c);
   std::vector<GemmProblem> problems;
@@ -424,10 +339,21 @@ void bench_case(Queue& queue, Lt* lt, const Case& c, const char* label) {
   size_t turn = 0;
   const auto next = [&]() -> const GemmProblem& { return problems[turn++ % problems.size()]; };
   double flops = 2.0 * static_cast<double>(c.m) * static_cast<double>(c.n) * static_cast<double>(c.k);
-  const auto ours = [&] { return timer.milliseconds(stream, [&] { cuda::launch_wgmma(queue, next()); }); };
+  const auto timed = [&](const std::function<void()>& launch) {
+    const auto all = [&] {
+      for (int i = 0; i < repeat; ++i) launch();
+    };
+    return timer.milliseconds(stream, all) / repeat;
+  };
+  const auto ours = [&] {
+    return timed([&] {
+      const GemmProblem& p = next();
+      cuda::stream_takes(p) ? cuda::launch_stream_bf16(queue, p) : cuda::launch_wgmma(queue, p);
+    });
+  };
   std::vector<double> mine, theirs;
   Lt::Plan plan{};
-  const auto lts = [&] { return timer.milliseconds(stream, [&] { lt->run(plan, next(), stream); }); };
+  const auto lts = [&] { return timed([&] { lt->run(plan, next(), stream); }); };
   if (lt != nullptr) {
     plan = lt->plan(problems[0], 6);
     std::vector<double> times;
@@ -476,6 +402,20 @@ int bench_dense() {
   return 0;
 }
 
+int bench_few() {
+  Queue queue = Queue::cuda(0);
+  Lt lt;
+  for (const int64_t rows : {1, 16, 64}) {
+    const auto dense = [&](int64_t n, int64_t k, DType out) {
+      return Case{GemmMode::kDense, rows, n, k, false, false, out};
+    };
+    bench_case(queue, &lt, dense(5120, 2048, DType::kBf16), "qkv, few rows", 20);
+    bench_case(queue, &lt, dense(2048, 4096, DType::kBf16), "attn out, few rows", 20);
+    bench_case(queue, &lt, dense(50304, 2048, DType::kF32), "head, few rows", 4);
+  }
+  return 0;
+}
+
 int bench_grouped() {
   Queue queue = Queue::cuda(0);
   const auto kBf16 = DType::kBf16, kF32 = DType::kF32;
@@ -518,7 +458,8 @@ int main(int argc, char** argv) {
   if (argc > 2) fp4t::g_filter = argv[2];
   if (what == "check") return fp4t::check();
   if (what == "dense") return fp4t::bench_dense();
+  if (what == "few") return fp4t::bench_few();
   if (what == "grouped") return fp4t::bench_grouped();
-  std::fprintf(stderr, "usage: bench_gpu_gemm check|dense|grouped [part of a case's name]\n");
+  std::fprintf(stderr, "usage: bench_gpu_gemm check|dense|few|grouped [part of a case's name]\n");
   return 2;
 }

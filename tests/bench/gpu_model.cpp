@@ -2,15 +2,18 @@
 // one JSON object a line, with the keys of scripts/bench/torch_moe.py.
 //   bench_gpu_model configs/bench/q6.yaml [--set A.B=VALUE]... [--iters 10] [--losses N] [--dump PREFIX]
 //                   [--decode 1,16,64,256] [--context 1024] [--only train|decode] [--balance router|forced]
+//                   [--any-order]
 // --losses N first trains N steps and prints their losses; --dump writes PREFIX.weights.safetensors and
 // PREFIX.tokens.safetensors before them, for torch_moe.py to start from. --balance forced trains weights and
-// tokens under which every expert gets the same number of tokens.
+// tokens under which every expert gets the same number of tokens. --any-order decodes with cuBLASLt's dense
+// products in place of ours, as a sampler might whose bits need not be the trainer's.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "engine/comm/comm.h"
@@ -19,6 +22,7 @@
 #include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
 #include "engine/store/safetensors.h"
+#include "tests/bench/cublaslt.h"
 
 namespace fp4t {
 namespace {
@@ -27,6 +31,7 @@ struct Options {
   std::string recipe, dump, only, balance = "router";
   std::vector<std::string> overrides;
   std::vector<int64_t> decode = {1, 16, 64, 256};
+  bool any_order = false;
   int64_t iters = 10, losses = 0, context = 1024, new_tokens = 32;
   double peak = 989e12;  // FLOP/s, dense BF16 by the datasheet of H100 and H200
 };
@@ -221,6 +226,8 @@ void decode(const Options& options, Plan plan, int64_t rows) {
   const int64_t length = options.context + options.new_tokens;
   size_for_generation(plan, std::min<int64_t>(rows * options.context, 16384), length, rows);
   Queue queue = Queue::on(plan.machine);
+  std::optional<AnyOrder> any_order;
+  if (options.any_order) any_order.emplace(queue);
   const auto comm = make_single();
   Transformer model(queue, *comm, plan);
   Pass pass;
@@ -282,6 +289,7 @@ int main(int argc, char** argv) {
   app.add_option("--balance", o.balance)->check(CLI::IsMember({"router", "forced"}));
   app.add_option("--decode", o.decode)->delimiter(',');
   app.add_option("--context", o.context);
+  app.add_flag("--any-order", o.any_order);
   CLI11_PARSE(app, argc, argv);
   try {
     const Plan plan = make_plan(load_recipe(o.recipe, o.overrides).recipe, probe_machine("cuda", 0), {});
