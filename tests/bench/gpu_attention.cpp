@@ -7,54 +7,17 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/context.h"
-#include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
+#include "tests/bench/device_memory.h"
 
 namespace fp4t {
 namespace {
 
 const char* filter = "";
-
-class Memory {
- public:
-  explicit Memory(Queue& queue) : queue_(queue) {}
-  ~Memory() {
-    for (void* p : blocks_) queue_.release(p);
-  }
-  TensorView fresh(DType dtype, const Shape& shape) {
-    TensorView v{queue_.allocate(shape.elements() * dtype_bytes(dtype)), dtype, shape};
-    blocks_.push_back(v.data);
-    queue_.fill_bytes(v.data, 0, v.bytes());
-    return v;
-  }
-  // Normal BF16 values; one megabyte of them over and over.
-  TensorView normal(const Shape& shape) {
-    const TensorView v = fresh(DType::kBf16, shape);
-    std::vector<Bf16> values(static_cast<size_t>(std::min<int64_t>(v.elements(), 524287)));
-    std::mt19937_64 engine(1);
-    std::normal_distribution<float> draw;
-    for (Bf16& x : values) x = f32_to_bf16(draw(engine));
-    const auto count = static_cast<int64_t>(values.size());
-    for (int64_t i = 0; i < v.elements(); i += count) {
-      queue_.copy_from_host(v.as<Bf16>() + i, values.data(), 2 * std::min(count, v.elements() - i));
-    }
-    return v;
-  }
-  TensorView i32(const std::vector<int32_t>& values) {
-    const TensorView v = fresh(DType::kI32, {static_cast<int64_t>(values.size())});
-    queue_.copy_from_host(v.data, values.data(), v.bytes());
-    return v;
-  }
-
- private:
-  Queue& queue_;
-  std::vector<void*> blocks_;
-};
 
 // Median milliseconds of one of body(0), body(1), ..., recorded as one graph so that launching costs the host
 // nothing.
@@ -103,7 +66,8 @@ void packed(Queue& queue, int64_t documents, int64_t length, int64_t heads, int6
   for (int64_t t = 0; t < tokens; ++t)
     begin[static_cast<size_t>(t)] = static_cast<int32_t>(t / length * length);
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const TensorView qkv = memory.normal({tokens, (heads + 2 * kv_heads) * dim}), docs = memory.i32(begin);
+  const TensorView qkv = memory.normal(DType::kBf16, {tokens, (heads + 2 * kv_heads) * dim}),
+                   docs = memory.i32(begin);
   const TensorView out = memory.fresh(DType::kBf16, {tokens, heads * dim});
   const TensorView lse = memory.fresh(DType::kF32, {tokens, heads});
   const AttentionForward forward{.qkv = qkv,
@@ -130,7 +94,7 @@ void packed(Queue& queue, int64_t documents, int64_t length, int64_t heads, int6
                                      .scale = scale,
                                      .out = out,
                                      .lse = lse,
-                                     .dout = memory.normal({tokens, heads * dim}),
+                                     .dout = memory.normal(DType::kBf16, {tokens, heads * dim}),
                                      .dqkv = memory.fresh(DType::kBf16, qkv.shape)};
     const double ms = time_of(queue, 2, [&](int) { run(queue, backward); });
     std::printf("backward %-36s %8.3f ms %6.0f TFLOP/s\n", shape.c_str(), ms, 2.5 * flops / ms / 1e9);
@@ -159,10 +123,10 @@ void cached(Queue& queue, Format format, int64_t batch, int64_t context, int64_t
     for (const TensorView& t : {cache.k, cache.v}) queue.fill_bytes(t.data, 0x35, t.bytes());
     for (const TensorView& t : {cache.k_scales, cache.v_scales}) queue.fill_bytes(t.data, 127, t.bytes());
   } else {
-    cache.k = memory.normal({slots, context, width});
-    cache.v = memory.normal({slots, context, width});
+    cache.k = memory.normal(DType::kBf16, {slots, context, width});
+    cache.v = memory.normal(DType::kBf16, {slots, context, width});
   }
-  const TensorView qkv = memory.normal({rows, (heads + 2 * kv_heads) * dim});
+  const TensorView qkv = memory.normal(DType::kBf16, {rows, (heads + 2 * kv_heads) * dim});
   const TensorView out = memory.fresh(DType::kBf16, {rows, heads * dim});
   std::vector<TensorView> slot_of;
   std::vector<int32_t> positions(static_cast<size_t>(rows));

@@ -5,51 +5,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/context.h"
 #include "kernels/ops/run.h"
+#include "tests/bench/device_memory.h"
 
 namespace fp4t {
 namespace {
-
-class Buffers {
- public:
-  explicit Buffers(Queue& queue) : queue_(queue) {}
-  ~Buffers() {
-    for (void* p : held_) queue_.release(p);
-  }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  TensorView take(DType dtype, const Shape& shape) {
-    const TensorView v{nullptr, dtype, shape};
-    held_.push_back(queue_.allocate(v.bytes()));
-    queue_.fill_bytes(held_.back(), 0, v.bytes());
-    return {held_.back(), dtype, shape};
-  }
-
- private:
-  Queue& queue_;
-  std::vector<void*> held_;
-};
-
-// Standard normals times two, a long period repeated.
-void fill_logits(const TensorView& to) {
-  static const std::vector<float> values = [] {
-    std::vector<float> v((1 << 22) + 8191);
-    std::mt19937_64 bits(1);
-    std::normal_distribution<float> normal(0.0f, 2.0f);
-    for (float& x : v) x = normal(bits);
-    return v;
-  }();
-  const auto period = static_cast<int64_t>(values.size()) * 4;
-  for (int64_t done = 0; done < to.bytes(); done += period) {
-    FP4T_CUDA(cudaMemcpy(static_cast<char*>(to.data) + done, values.data(),
-                         static_cast<size_t>(std::min(to.bytes() - done, period)), cudaMemcpyHostToDevice));
-  }
-}
 
 // Median milliseconds of calls(i), each timed by itself.
 double median(Queue& queue, const std::function<void(int)>& call) {
@@ -76,13 +40,13 @@ void report(const std::string& what, double ms, double bytes) {
 }
 
 void measure_loss(Queue& queue, int64_t rows, int64_t vocab) {
-  Buffers b(queue);
+  Memory b(queue);
   const std::string shape = std::to_string(rows) + " x " + std::to_string(vocab);
-  const TensorView logits = b.take(DType::kF32, {rows, vocab}), dlogits = b.take(DType::kBf16, {rows, vocab});
-  fill_logits(logits);
-  const TensorView targets = b.take(DType::kI32, {rows}), log_prob = b.take(DType::kF32, {rows});
-  const TensorView lse = b.take(DType::kF32, {rows}), entropy = b.take(DType::kF32, {rows});
-  const TensorView weight = b.take(DType::kF32, {rows});
+  const TensorView logits = b.normal(DType::kF32, {rows, vocab}, 2.0f),
+                   dlogits = b.fresh(DType::kBf16, {rows, vocab});
+  const TensorView targets = b.fresh(DType::kI32, {rows}), log_prob = b.fresh(DType::kF32, {rows});
+  const TensorView lse = b.fresh(DType::kF32, {rows}), entropy = b.fresh(DType::kF32, {rows});
+  const TensorView weight = b.fresh(DType::kF32, {rows});
   const std::vector<float> ones(static_cast<size_t>(rows), 1.0f);
   queue.copy_from_host(weight.data, ones.data(), weight.bytes());
   const auto read = static_cast<double>(logits.bytes());
@@ -127,14 +91,13 @@ void measure_loss(Queue& queue, int64_t rows, int64_t vocab) {
 }
 
 void measure_sample(Queue& queue, int64_t rows, int64_t vocab) {
-  Buffers b(queue);
+  Memory b(queue);
   const std::string shape = std::to_string(rows) + " x " + std::to_string(vocab);
   // Calls take turns over more than three times the L2.
   const int64_t copies = std::max<int64_t>(1, (int64_t{200} << 20) / (rows * vocab * 4));
-  const TensorView logits = b.take(DType::kF32, {copies * rows, vocab});
-  fill_logits(logits);
-  const TensorView ids = b.take(DType::kI64, {rows}), positions = b.take(DType::kI32, {rows});
-  const TensorView tokens = b.take(DType::kI32, {rows}), log_prob = b.take(DType::kF32, {rows});
+  const TensorView logits = b.normal(DType::kF32, {copies * rows, vocab}, 2.0f);
+  const TensorView ids = b.fresh(DType::kI64, {rows}), positions = b.fresh(DType::kI32, {rows});
+  const TensorView tokens = b.fresh(DType::kI32, {rows}), log_prob = b.fresh(DType::kF32, {rows});
   for (const float top_p : {1.0f, 0.9f}) {
     for (const float temperature : {1.0f, 0.7f, 0.0f}) {
       report("sample " + shape + " T " + std::to_string(temperature).substr(0, 3) + " top_p " +

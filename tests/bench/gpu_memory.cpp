@@ -4,71 +4,20 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/context.h"
-#include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
+#include "tests/bench/device_memory.h"
 
 namespace fp4t {
 namespace {
 
 constexpr int kSets = 3;
 const char* filter = "";
-
-class Memory {
- public:
-  explicit Memory(Queue& queue) : queue_(queue) {}
-  ~Memory() {
-    for (void* p : blocks_) queue_.release(p);
-  }
-  TensorView fresh(DType dtype, const Shape& shape) {
-    TensorView v{queue_.allocate(shape.elements() * dtype_bytes(dtype)), dtype, shape};
-    blocks_.push_back(v.data);
-    queue_.fill_bytes(v.data, 0, v.bytes());
-    return v;
-  }
-  // Normal values: a million of them over and over.
-  TensorView normal(DType dtype, const Shape& shape, float scale = 1.0f, bool positive = false) {
-    const TensorView v = fresh(dtype, shape);
-    std::mt19937_64 engine(1);
-    std::normal_distribution<float> draw(0.0f, scale);
-    std::vector<float> values(static_cast<size_t>(std::min<int64_t>(v.elements(), 1000003)));
-    for (float& x : values) x = positive ? std::fabs(draw(engine)) : draw(engine);
-    std::vector<Bf16> narrow_values;
-    for (const float x : values) narrow_values.push_back(f32_to_bf16(x));
-    const void* from = dtype == DType::kBf16 ? static_cast<const void*>(narrow_values.data()) : values.data();
-    const int64_t all = v.bytes();
-    int64_t done = static_cast<int64_t>(values.size()) * dtype_bytes(dtype);
-    queue_.copy_from_host(v.data, from, done);
-    for (; done < all; done = std::min(all, 2 * done)) {
-      cudaMemcpy(static_cast<char*>(v.data) + done, v.data, static_cast<size_t>(std::min(done, all - done)),
-                 cudaMemcpyDeviceToDevice);
-    }
-    return v;
-  }
-  TensorView positions(int64_t tokens, int64_t period) {
-    const TensorView v = fresh(DType::kI32, {tokens});
-    std::vector<int32_t> values;
-    for (int64_t t = 0; t < tokens; ++t) values.push_back(static_cast<int32_t>(t % period));
-    queue_.copy_from_host(v.data, values.data(), v.bytes());
-    return v;
-  }
-  TensorView scalar(float x) {
-    const TensorView v = fresh(DType::kF32, {1});
-    queue_.copy_from_host(v.data, &x, sizeof(x));
-    return v;
-  }
-
- private:
-  Queue& queue_;
-  std::vector<void*> blocks_;
-};
 
 class Bench {
  public:
@@ -156,7 +105,9 @@ void ropes(Queue& queue, Bench& bench, int64_t tokens, int64_t heads, int64_t kv
     Memory m(queue);
     constexpr int64_t kLength = 4096;
     const Shape shape = {tokens, (heads + 2 * kv_heads) * dim};
-    const TensorView none, positions = m.positions(tokens, kLength);
+    std::vector<int32_t> position;
+    for (int64_t t = 0; t < tokens; ++t) position.push_back(static_cast<int32_t>(t % kLength));
+    const TensorView none, positions = m.i32(position);
     const TensorView cos = m.normal(DType::kF32, {kLength, dim / 2});
     const TensorView sin = m.normal(DType::kF32, {kLength, dim / 2});
     const TensorView weight = norm ? m.normal(DType::kF32, {dim}) : none;
@@ -220,7 +171,7 @@ void optimizers(Queue& queue, Bench& bench, int64_t n) {
     for (DType state : {DType::kF32, DType::kBf16}) {
       if (!wanted("adamw " + name + " state " + dtype_name(state))) continue;
       Memory m(queue);
-      const Adam adam(m, n, gradient, state, m.scalar(0.5f));
+      const Adam adam(m, n, gradient, state, m.f32({0.5f}));
       bench.measure("adamw " + name + " state " + dtype_name(state), adam.bytes,
                     [&](int) { run(queue, adam.op); });
     }

@@ -10,15 +10,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <random>
 #include <vector>
 
 #include "kernels/base/numeric.h"
 #include "kernels/base/queue.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/router_cores.h"
-#include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
+#include "tests/bench/device_memory.h"
 
 namespace fp4t {
 namespace {
@@ -26,55 +25,6 @@ namespace {
 constexpr int64_t kWidth = 2048, kExperts = 128, kTopK = 8, kVocabulary = 50304, kHidden = 768;
 constexpr int64_t kCacheBytes = int64_t{50} << 20;
 constexpr int kRepetitions = 15;
-
-// Device memory filled with normal values, or integers below `limit`.
-class Pool {
- public:
-  explicit Pool(Queue& queue) : queue_(queue) {
-    std::mt19937_64 engine(1);
-    std::normal_distribution<float> normal;
-    for (int64_t i = 0; i < kBlock; ++i) normals_.push_back(normal(engine));
-  }
-  ~Pool() {
-    for (void* p : all_) queue_.release(p);
-  }
-  TensorView normal(DType dtype, const Shape& shape, float scale = 1.0f) {
-    const TensorView v = fresh(dtype, shape);
-    std::vector<char> bytes(static_cast<size_t>(kBlock * dtype_bytes(dtype)));
-    for (size_t i = 0; i < normals_.size(); ++i) {
-      const float x = scale * normals_[i];
-      if (dtype == DType::kF32) reinterpret_cast<float*>(bytes.data())[i] = x;
-      if (dtype == DType::kBf16) reinterpret_cast<Bf16*>(bytes.data())[i] = f32_to_bf16(x);
-    }
-    for (int64_t at = 0; at < v.bytes(); at += static_cast<int64_t>(bytes.size())) {
-      queue_.copy_from_host(static_cast<char*>(v.data) + at, bytes.data(),
-                            std::min<int64_t>(v.bytes() - at, static_cast<int64_t>(bytes.size())));
-    }
-    return v;
-  }
-  TensorView indices(int64_t count, int64_t limit) {
-    std::mt19937_64 engine(2);
-    std::vector<int32_t> values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(static_cast<int32_t>(static_cast<int64_t>(engine() >> 1) % limit));
-    }
-    const TensorView v = fresh(DType::kI32, {count});
-    queue_.copy_from_host(v.data, values.data(), v.bytes());
-    return v;
-  }
-  TensorView fresh(DType dtype, const Shape& shape) {
-    const TensorView v{queue_.allocate(shape.elements() * dtype_bytes(dtype)), dtype, shape};
-    all_.push_back(v.data);
-    queue_.fill_bytes(v.data, 0, v.bytes());
-    return v;
-  }
-
- private:
-  static constexpr int64_t kBlock = 1 << 20;
-  Queue& queue_;
-  std::vector<float> normals_;
-  std::vector<void*> all_;
-};
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -114,7 +64,7 @@ class Bench {
  public:
   explicit Bench(Queue& queue) : queue_(queue) {
     const int64_t bytes = int64_t{1} << 30;
-    Pool pool(queue);
+    Memory pool(queue);
     const TensorView from = pool.normal(DType::kBf16, {bytes / 2}),
                      to = pool.fresh(DType::kBf16, {bytes / 2});
     const double by_driver = measure(queue, 1, [&](int) {
@@ -134,7 +84,7 @@ class Bench {
   }
   template <class Make, class Body>
   void call(const char* name, int64_t tokens, double bytes, const Make& make, const Body& body) {
-    Pool pool(queue_);
+    Memory pool(queue_);
     const int sets = static_cast<int>(
         std::clamp<double>(std::ceil(3.0 * static_cast<double>(kCacheBytes) / bytes), 2.0, 40.0));
     std::vector<decltype(make(pool))> ops;
@@ -152,7 +102,7 @@ class Bench {
   double copy_rate_;
 };
 
-Route make_route(Pool& p, int64_t tokens) {
+Route make_route(Memory& p, int64_t tokens) {
   return {p.normal(DType::kF32, {tokens, kExperts}, 2.0f),
           p.normal(DType::kF32, {kExperts}, 0.01f),
           RouterKind::kSoftmax,
@@ -169,24 +119,24 @@ Route make_route(Pool& p, int64_t tokens) {
 
 void routing(Bench& b, int64_t tokens) {
   const double t = static_cast<double>(tokens), logits = t * kExperts * 4;
-  const auto routed = [&](Pool& p) {
+  const auto routed = [&](Memory& p) {
     const Route r = make_route(p, tokens);
     run(b.queue(), r);
     return r;
   };
-  b.op("router_logits", tokens, t * kWidth * 2 + logits, [&](Pool& p) {
+  b.op("router_logits", tokens, t * kWidth * 2 + logits, [&](Memory& p) {
     return RouterLogits{p.normal(DType::kBf16, {tokens, kWidth}),
                         p.normal(DType::kF32, {kExperts, kWidth}, 0.02f),
                         p.fresh(DType::kF32, {tokens, kExperts})};
   });
-  b.op("router_logits_backward", tokens, t * kWidth * 6 + logits, [&](Pool& p) {
+  b.op("router_logits_backward", tokens, t * kWidth * 6 + logits, [&](Memory& p) {
     return RouterLogitsBackward{
         p.normal(DType::kBf16, {tokens, kWidth}), p.normal(DType::kF32, {kExperts, kWidth}, 0.02f),
         p.normal(DType::kF32, {tokens, kExperts}), p.fresh(DType::kF32, {tokens, kWidth}),
         p.fresh(DType::kF32, {kExperts, kWidth})};
   });
-  b.op("route", tokens, 2 * logits + t * kTopK * 16, [&](Pool& p) { return make_route(p, tokens); });
-  b.op("router_stats", tokens, 2 * logits, [&](Pool& p) {
+  b.op("route", tokens, 2 * logits + t * kTopK * 16, [&](Memory& p) { return make_route(p, tokens); });
+  b.op("router_stats", tokens, 2 * logits, [&](Memory& p) {
     const Route r = routed(p);
     return RouterStats{r.logits,
                        r.scores,
@@ -196,7 +146,7 @@ void routing(Bench& b, int64_t tokens) {
                        p.fresh(DType::kF64, {2}),
                        p.fresh(DType::kI64, {kExperts})};
   });
-  b.op("route_backward", tokens, 3 * logits + t * kTopK * 8, [&](Pool& p) {
+  b.op("route_backward", tokens, 3 * logits + t * kTopK * 8, [&](Memory& p) {
     const Route r = routed(p);
     return RouteBackward{
         r.logits, r.scores, r.experts, r.offsets, p.normal(DType::kF32, {tokens, kTopK}),  r.kind,
@@ -207,7 +157,7 @@ void routing(Bench& b, int64_t tokens) {
 // The two tilings of the router's logits, where they meet.
 void router_cores(Bench& b) {
   for (int64_t tokens : {1, 16, 64, 256, 512, 1024, 2048, 4096}) {
-    const auto make = [&](Pool& p) {
+    const auto make = [&](Memory& p) {
       return RouterLogits{p.normal(DType::kBf16, {tokens, kWidth}),
                           p.normal(DType::kF32, {kExperts, kWidth}, 0.02f),
                           p.fresh(DType::kF32, {tokens, kExperts})};
@@ -220,23 +170,23 @@ void router_cores(Bench& b) {
 
 void rows(Bench& b, int64_t tokens) {
   const double row = static_cast<double>(tokens) * kWidth * 2;
-  const auto routed = [&](Pool& p) {
+  const auto routed = [&](Memory& p) {
     const Route r = make_route(p, tokens);
     run(b.queue(), r);
     return r;
   };
-  b.op("permute_rows", tokens, 2 * kTopK * row, [&](Pool& p) {
+  b.op("permute_rows", tokens, 2 * kTopK * row, [&](Memory& p) {
     return PermuteRows{p.normal(DType::kBf16, {tokens, kWidth}), routed(p).token_of,
                        p.fresh(DType::kBf16, {tokens * kTopK, kWidth})};
   });
-  b.op("permute_rows by token", tokens, (kTopK + 1) * row, [&](Pool& p) {
+  b.op("permute_rows by token", tokens, (kTopK + 1) * row, [&](Memory& p) {
     const Route r = routed(p);
     return PermuteRows{p.normal(DType::kBf16, {tokens, kWidth}), r.token_of,
                        p.fresh(DType::kBf16, {tokens * kTopK, kWidth}), r.row_of};
   });
   for (bool residual : {true, false}) {
     b.op(residual ? "combine_experts" : "combine (dx: no gates)", tokens, (kTopK + (residual ? 2 : 1)) * row,
-         [&](Pool& p) {
+         [&](Memory& p) {
            const Route r = routed(p);
            return CombineExperts{p.normal(DType::kBf16, {tokens * kTopK, kWidth}),
                                  r.row_of,
@@ -248,7 +198,7 @@ void rows(Bench& b, int64_t tokens) {
                                  p.fresh(DType::kBf16, {tokens, kWidth})};
          });
   }
-  b.op("combine_experts_backward", tokens, (2 * kTopK + 1) * row, [&](Pool& p) {
+  b.op("combine_experts_backward", tokens, (2 * kTopK + 1) * row, [&](Memory& p) {
     const Route r = routed(p);
     return CombineExpertsBackward{p.normal(DType::kBf16, {tokens, kWidth}),
                                   p.normal(DType::kBf16, {tokens * kTopK, kWidth}),
@@ -257,12 +207,12 @@ void rows(Bench& b, int64_t tokens) {
                                   p.fresh(DType::kBf16, {tokens * kTopK, kWidth}),
                                   p.fresh(DType::kF32, {tokens, kTopK})};
   });
-  b.op("embed_forward", tokens, 2 * row, [&](Pool& p) {
+  b.op("embed_forward", tokens, 2 * row, [&](Memory& p) {
     return EmbedForward{p.normal(DType::kBf16, {kVocabulary, kWidth}), p.indices(tokens, kVocabulary),
                         p.fresh(DType::kBf16, {tokens, kWidth})};
   });
   const double hit = kVocabulary * (1.0 - std::exp(-static_cast<double>(tokens) / kVocabulary));
-  b.op("embed_backward", tokens, row + hit * kWidth * 8, [&](Pool& p) {
+  b.op("embed_backward", tokens, row + hit * kWidth * 8, [&](Memory& p) {
     return EmbedBackward{p.normal(DType::kBf16, {tokens, kWidth}), p.indices(tokens, kVocabulary),
                          p.fresh(DType::kF32, {kVocabulary, kWidth})};
   });
@@ -271,10 +221,10 @@ void rows(Bench& b, int64_t tokens) {
 void swiglu(Bench& b, int64_t tokens) {
   const int64_t n = tokens * kTopK;
   const double half = static_cast<double>(n) * kHidden * 2;
-  b.op("swiglu_forward", tokens, 3 * half, [&](Pool& p) {
+  b.op("swiglu_forward", tokens, 3 * half, [&](Memory& p) {
     return SwigluForward{p.normal(DType::kBf16, {n, 2 * kHidden}), 0.0f, p.fresh(DType::kBf16, {n, kHidden})};
   });
-  b.op("swiglu_backward", tokens, 5 * half, [&](Pool& p) {
+  b.op("swiglu_backward", tokens, 5 * half, [&](Memory& p) {
     return SwigluBackward{p.normal(DType::kBf16, {n, 2 * kHidden}), 0.0f,
                           p.normal(DType::kBf16, {n, kHidden}), p.fresh(DType::kBf16, {n, 2 * kHidden})};
   });
