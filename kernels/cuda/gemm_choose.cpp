@@ -54,10 +54,16 @@ int stream_tile_rows(const GemmProblem& p, int sm_count) {
   return tile;
 }
 
-int stream_stages(int64_t blocks, int stage_bytes, int sm_count, int64_t shared_bytes) {
+int stream_codes_height(const GemmProblem& p, int sm_count) {
+  const int64_t tiles = p.mode == GemmMode::kGroupedM ? std::min(p.groups, p.m) : 1;
+  const bool many = tiles * (p.n / 128) >= 6 * int64_t{sm_count};
+  return many && p.n % 128 == 0 && stream_tile_rows(p, sm_count) == 16 ? 2 : 1;
+}
+
+int stream_stages(int64_t blocks, int stage_bytes, int sm_count, int64_t shared_bytes, int least) {
   const int64_t sharing = std::min<int64_t>(ceil_div(blocks, sm_count), 5);
   const int64_t fit = shared_bytes / sharing / stage_bytes;
-  return fit >= 16 ? 16 : fit >= 8 ? 8 : 4;
+  return fit >= 16 ? 16 : fit >= 8 ? 8 : fit >= 4 ? 4 : least;
 }
 
 int copy_bytes(const GemmSide& side) {

@@ -54,7 +54,7 @@ __device__ __forceinline__ void place_stream(uint32_t word, uint32_t (&pair)[4])
   pair[0] = word & (kSign | kMagnitude);
   pair[1] = word * 8 & (kSign | kMagnitude);
   pair[2] = (word * 2 & kSign) | (word >> 3 & kMagnitude);
-  pair[3] = (word * 4 & kSign) | (word * 64 & kMagnitude);
+  pair[3] = (word & 0x20072007u) * (64 + 4) & (kSign | kMagnitude);  // what else it leaves is masked
 }
 
 // The same times the block scale.

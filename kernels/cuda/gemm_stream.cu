@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/gemm_cores.h"
@@ -7,16 +9,29 @@ namespace fp4t::cuda {
 
 namespace {
 
-StreamArgs args_of(const Queue& queue, const GemmProblem& p) {
+StreamArgs args_of(const Queue& queue, const GemmProblem& p, int height = 1) {
   StreamArgs args{};
   args.tile_rows = stream_tile_rows(p, context_of(queue).sm_count);
-  args.grid = grid_of(p, args.tile_rows, kStreamCols);
+  args.grid = grid_of(p, args.tile_rows, height * kStreamCols);
   args.act = p.a.data;
   args.ld_act = p.a.ld;
   args.sink = fault_sink(queue, "gemm");
   args.scales = scales_of(p);
   args.out = out_of(p);
   return args;
+}
+
+// A part of the second-level cache, so that what is asked for early is still there when it is read.
+constexpr int64_t kEarlyBytes = int64_t{20} << 20;
+
+void ask_early(StreamArgs& args, int64_t blocks, int64_t row_bytes, int sm_count) {
+  const int64_t matrices = args.grid.mode == GemmMode::kDense ? 1 : args.grid.groups;
+  // Up to the end of the last row that is read.
+  const int64_t all = ((matrices - 1) * args.group_rows + args.grid.n - 1) * args.row_bytes + row_bytes;
+  const int64_t share = std::min<int64_t>(blocks, 2 * sm_count);
+  args.early_blocks = static_cast<unsigned>(share);
+  args.early_bytes = static_cast<uint32_t>(std::min(all, kEarlyBytes) / share / 16 * 16);
+  if (args.early_bytes == 0) args.early_blocks = 0;
 }
 
 template <class Weights, int kMaxTiles>
@@ -33,11 +48,13 @@ void launch(Queue& queue, StreamArgs args) {
   const int64_t blocks = args.grid.blocks();
   if (blocks == 0) return;
   FP4T_CHECK(blocks < int64_t{1} << 31, blocks, " tiles");
+  ask_early(args, blocks, args.grid.k / Weights::kDepth * Weights::kRowBytes, context.sm_count);
   const int stage = stream_stage_bytes<Weights>(args.tile_rows);
-  args.stages = stream_stages(blocks, stage, context.sm_count, context.shared_bytes_per_block);
+  args.stages = stream_stages(blocks, stage, context.sm_count, context.shared_bytes_per_block,
+                              Weights::kHeight > 1 ? 3 : 4);
   if (args.tile_rows == 16) {
     launch_tiles<Weights, 2>(queue, args, blocks, args.stages * stage);
-  } else {
+  } else if constexpr (Weights::kHeight == 1) {
     launch_tiles<Weights, 8>(queue, args, blocks, args.stages * stage);
   }
 }
@@ -56,7 +73,8 @@ void launch_stream_bf16(Queue& queue, const GemmProblem& p) {
 void launch_stream_nvfp4(Queue& queue, const GemmProblem& p, const QuantView& weights,
                          const RowIndex& index) {
   context_of(queue).product_kernel = "cuda mma.sync few rows of codes";
-  StreamArgs args = args_of(queue, p);
+  const int height = stream_codes_height(p, context_of(queue).sm_count);
+  StreamArgs args = args_of(queue, p, height);
   args.act_rows = index.rows;
   args.act_count = index.count;
   args.weights = weights.codes.data;
@@ -65,7 +83,7 @@ void launch_stream_nvfp4(Queue& queue, const GemmProblem& p, const QuantView& we
   const int64_t outer = outer_padding(weights.spec);
   args.outer_shift = outer == 16 ? 4 : 0;
   args.group_rows = align_up(p.n, outer);
-  launch<StreamNvfp4>(queue, args);
+  height == 2 ? launch<StreamNvfp4<2>>(queue, args) : launch<StreamNvfp4<1>>(queue, args);
 }
 
 }  // namespace fp4t::cuda

@@ -14,8 +14,9 @@
 namespace fp4t::cuda {
 
 inline constexpr int kStreamWarps = 4, kStreamThreads = 32 * kStreamWarps;
-inline constexpr int kStreamCols = 16 * kStreamWarps;  // weight rows of a block, columns of the output
-inline constexpr int kStreamRows = 64;                 // most rows of a tile
+// Weight rows of a block whose warps hold 16 each, columns of the output.
+inline constexpr int kStreamCols = 16 * kStreamWarps;
+inline constexpr int kStreamRows = 64;  // most rows of a tile
 
 struct StreamArgs {
   GemmGrid grid;
@@ -32,8 +33,28 @@ struct StreamArgs {
   GemmScales scales;
   GemmOut out;
   int tile_rows;  // 16, 32 or 64
-  int stages;     // of the ring: 4, 8 or 16
+  int stages;     // of the ring: 3, 4, 8 or 16
+  // What the first blocks ask for while the kernel before ends: the weights' first bytes, in equal parts.
+  unsigned early_blocks;
+  uint32_t early_bytes;  // each
 };
+
+// Brings bytes that will be read into the second-level cache, both multiples of 16. Of all that a kernel does
+// this alone may come before wait_for_previous, even where the kernel before still writes there: everybody
+// meets in that cache.
+__device__ __forceinline__ void prefetch(const char* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+// Without a branch around it.
+__device__ __forceinline__ void cp_async16_if(bool there, uint32_t shared, const void* global) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(there))
+      : "memory");
+}
 
 // What one thread copies a stage: chunks of 16 bytes of `kCount` rows, `kStep` rows apart. Rows that do not
 // exist are not copied: what stands in their place meets only outputs that are not stored.
@@ -59,9 +80,7 @@ struct StreamCopy {
   __device__ __forceinline__ void copy(uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (i < rows) {
-        cp_async16(shared + static_cast<uint32_t>(i * kStep * kRowBytes), next + i * pitch, 16);
-      }
+      cp_async16_if(i < rows, shared + static_cast<uint32_t>(i * kStep * kRowBytes), next + i * pitch);
     }
     next += kRowBytes;
   }
@@ -100,10 +119,8 @@ struct StreamActCopy {
   __device__ __forceinline__ void copy(uint32_t shared) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (i < rows) {
-        cp_async16(shared + static_cast<uint32_t>(i * Layout::kStep * kRowBytes),
-                   next + int64_t{place[i]} * 16, 16);
-      }
+      cp_async16_if(i < rows, shared + static_cast<uint32_t>(i * Layout::kStep * kRowBytes),
+                    next + int64_t{place[i]} * 16);
     }
     next += kRowBytes;
   }
@@ -120,6 +137,7 @@ struct StreamPlaces {
 
 // BF16 weights: 64 deep a stage, rows of eight chunks.
 struct StreamBf16 {
+  static constexpr int kHeight = 1;  // fragments of 16 weight rows that a warp holds
   static constexpr int kDepth = 64;
   static constexpr int kRowBytes = kDepth * 2;
   static constexpr int kWeightBytes = kStreamCols * kRowBytes;
@@ -160,8 +178,9 @@ struct StreamBf16 {
     __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int)
         : weights(places.from(shared)) {}
   };
-  static __device__ __forceinline__ void weight_fragments(const Stage& s, int step, uint32_t (&f)[1][4]) {
-    ldmatrix(s.weights.at[step], f[0]);
+  static __device__ __forceinline__ void weight_fragments(const Stage& s, int step,
+                                                          uint32_t (&f)[1][kHeight][4]) {
+    ldmatrix(s.weights.at[step], f[0][0]);
   }
   // Fragments of the activations' rows [8 tile, 8 tile + 16).
   template <bool kTwo>
@@ -173,13 +192,16 @@ struct StreamBf16 {
 
 // NVFP4 weights: 128 deep a stage, rows of four chunks of codes in CodeOrder::kStream. A word holds what a
 // lane multiplies of a row in two steps; it takes neighbours 4t .. 4t+3 of a step, the same of the
+// activations. Two fragments of weights a warp make two chains of products, for the same reads of
 // activations.
+template <int kFragments>
 struct StreamNvfp4 {
+  static constexpr int kHeight = kFragments;
+  static constexpr int kCols = kHeight * kStreamCols;
   static constexpr int kDepth = 128;
   static constexpr int kRowBytes = kDepth / 2;
-  static constexpr int kFactors = kStreamCols * kRowBytes;             // block scales as pairs of BF16
-  static constexpr int kScales = kFactors + kStreamCols * kDepth / 4;  // as they come, eight a row
-  static constexpr int kWeightBytes = kScales + kStreamCols * kDepth / 16;
+  static constexpr int kFactors = kCols * kRowBytes;  // block scales as BF16, 16 bytes a row
+  static constexpr int kWeightBytes = kFactors + kCols * kDepth / 8;
   // Fragments hold values times 2^-7: codes are placed times 2^-126, scales times 2^119.
   static constexpr float kScaleBack = 128.0f;
   static constexpr int kAhead = 1;  // stages that must have landed beyond the one in hand
@@ -192,31 +214,44 @@ struct StreamNvfp4 {
     return static_cast<uint32_t>(row * kDepth * 2 + ((chunk ^ ((row & 3) << 1)) * 16));
   }
 
-  // Four block scales of one row a thread, which also turns them into factors, a stage ahead.
+  // The block scales of a thread, half a row's or a row's eight; it also turns them into factors, a stage
+  // ahead, in the place where they arrived.
   struct Scales {
+    static constexpr int kCount = kCols * (kDepth / 16) / kStreamThreads, kParts = kDepth / 16 / kCount;
+    static_assert(kCount == 4 || kCount == 8);
     const uint8_t* next;
     bool there;
     __device__ __forceinline__ Scales(const StreamArgs& args, int64_t stored_row, int rows) {
-      static_assert(kStreamThreads == 2 * kStreamCols);
-      const int row = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+      const int row = static_cast<int>(threadIdx.x) / kParts, part = static_cast<int>(threadIdx.x) % kParts;
       there = row < rows;
       const int64_t scale_row = (stored_row + (there ? row : 0)) >> args.outer_shift;
-      next = args.block_scales + scale_row * (args.grid.k / 16) + half * 4;
+      next = args.block_scales + scale_row * (args.grid.k / 16) + part * kCount;
     }
     __device__ __forceinline__ void copy(uint32_t stage) {
-      if (there) cp_async4(stage + kScales + threadIdx.x * 4, next, 4);
+      const uint32_t to = place(stage);
+      if (there && kCount == 4) cp_async4(to, next, 4);
+      if (there && kCount == 8) cp_async8(to, next, 8);
       next += kDepth / 16;
     }
     __device__ __forceinline__ void prepare(uint32_t stage) {
-      const uint32_t raw = load_shared4(stage + kScales + threadIdx.x * 4);
-      const uint32_t low = __byte_perm(raw, 0, 0x4140), high = __byte_perm(raw, 0, 0x4342);
-      uint2 out = make_uint2(factor_pair(low), factor_pair(high));
-      if (((raw & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u) != 0)
-        out = {with_nan(low, out.x), with_nan(high, out.y)};
-      store_shared16(stage + kFactors + threadIdx.x * 16,
-                     {twice_low(out.x), twice_high(out.x), twice_low(out.y), twice_high(out.y)});
+      if constexpr (kCount == 4) {
+        store_shared8(place(stage), factors_of(load_shared4(place(stage))));
+      } else {
+        const uint2 raw = load_shared8(place(stage)), low = factors_of(raw.x), high = factors_of(raw.y);
+        store_shared16(place(stage), {low.x, low.y, high.x, high.y});
+      }
+    }
+    static __device__ __forceinline__ uint32_t place(uint32_t stage) {
+      return stage + kFactors + threadIdx.x * (2 * kCount);
     }
   };
+  // Of four block scales.
+  static __device__ __forceinline__ uint2 factors_of(uint32_t raw) {
+    const uint32_t low = __byte_perm(raw, 0, 0x4140), high = __byte_perm(raw, 0, 0x4342);
+    const uint2 out = make_uint2(factor_pair(low), factor_pair(high));
+    if (((raw & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u) == 0) return out;
+    return {with_nan(low, out.x), with_nan(high, out.y)};
+  }
 
   // Two E4M3 scales, in the low bytes of both halves, times 2^119. Exponent and mantissa placed as in
   // place_e2m1 are the magnitude times 2^-120.
@@ -234,7 +269,7 @@ struct StreamNvfp4 {
     StreamPlaces p;
 #pragma unroll
     for (int s = 0; s < 4; ++s)
-      p.at[s] = chunk_at(16 * warp + lane / 4, s) + static_cast<uint32_t>(lane % 4 * 4);
+      p.at[s] = chunk_at(16 * kHeight * warp + lane / 4, s) + static_cast<uint32_t>(lane % 4 * 4);
     return p;
   }
   // Of steps s and s + 4.
@@ -250,34 +285,28 @@ struct StreamNvfp4 {
 
   struct Stage {
     StreamPlaces codes;
-    uint32_t factors;          // of this lane's row
-    uint32_t low[4], high[4];  // of rows g and g + 8 of the warp's sixteen, four steps
+    uint32_t factors[2 * kHeight][4];  // of this lane's rows, eight apart; two steps a word
     __device__ __forceinline__ Stage(const StreamPlaces& places, uint32_t shared, int warp)
-        : codes(places.from(shared)),
-          factors(shared +
-                  static_cast<uint32_t>(kFactors + (16 * warp + static_cast<int>(threadIdx.x) % 32 / 4) *
-                                                       (kDepth / 4))) {}
+        : codes(places.from(shared)) {
+      const int row = 16 * kHeight * warp + static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+      for (int r = 0; r < 2 * kHeight; ++r) {
+        load_shared16(shared + static_cast<uint32_t>(kFactors + (row + 8 * r) * (kDepth / 8)), factors[r]);
+      }
+    }
   };
 
-  static __device__ __forceinline__ void scale(const uint32_t (&pair)[4], const uint32_t (&factor)[4],
-                                               int step, int half, uint32_t (&f)[kSteps][4]) {
+  // Steps `step` and the next, which have their factors in one word.
+  static __device__ __forceinline__ void weight_fragments(const Stage& s, int step,
+                                                          uint32_t (&f)[kSteps][kHeight][4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      f[i / 2][half + i % 2 * 2] = mul_bf16x2(pair[i], factor[(step + i / 2) % 4]);
+    for (int r = 0; r < 2 * kHeight; ++r) {
+      const uint32_t both = s.factors[r][step / 2], factor[2] = {twice_low(both), twice_high(both)};
+      uint32_t pair[4];
+      place_stream(load_shared4(s.codes.at[step / 2] + static_cast<uint32_t>(8 * r * kRowBytes)), pair);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f[i / 2][r / 2][r % 2 + i % 2 * 2] = mul_bf16x2(pair[i], factor[i / 2]);
     }
-  }
-
-  // Steps `step` and the next.
-  static __device__ __forceinline__ void weight_fragments(Stage& s, int step, uint32_t (&f)[kSteps][4]) {
-    if (step % 4 == 0) {
-      load_shared16(s.factors + static_cast<uint32_t>(step * 4), s.low);
-      load_shared16(s.factors + static_cast<uint32_t>(8 * (kDepth / 4) + step * 4), s.high);
-    }
-    uint32_t pair[4];
-    place_stream(load_shared4(s.codes.at[step / 2]), pair);
-    scale(pair, s.low, step, 0, f);
-    place_stream(load_shared4(s.codes.at[step / 2] + 8 * kRowBytes), pair);
-    scale(pair, s.high, step, 1, f);
   }
   template <bool kTwo>
   static __device__ __forceinline__ void act_fragments(const StreamPlaces& acts, int tile, int step,
@@ -295,7 +324,9 @@ struct StreamNvfp4 {
 // Until this thread's copies of the next stage, and of kAhead more, have landed.
 template <int kAhead>
 __device__ __forceinline__ void wait_for_stage(int stages) {
-  if (stages == 4) {
+  if (stages == 3) {
+    cp_async_wait<1 - kAhead>();
+  } else if (stages == 4) {
     cp_async_wait<2 - kAhead>();
   } else if (stages == 8) {
     cp_async_wait<6 - kAhead>();
@@ -312,7 +343,8 @@ __host__ __device__ inline int stream_stage_bytes(int tile_rows) {
 // kMaxTiles of eight rows: few take fewer registers, so that more blocks share a multiprocessor.
 template <class Weights, int kMaxTiles>
 struct StreamKernel {
-  static constexpr int kSteps = Weights::kDepth / 16;
+  static constexpr int kSteps = Weights::kDepth / 16, kHeight = Weights::kHeight;
+  static constexpr int kCols = kHeight * kStreamCols;
 
   // Sums kTiles of eight rows and stores them.
   template <int kTiles>
@@ -320,9 +352,9 @@ struct StreamKernel {
                                              int rows) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int64_t left = args.grid.n - tile.col;
-    const int cols = left < kStreamCols ? static_cast<int>(left) : kStreamCols;
+    const int cols = left < kCols ? static_cast<int>(left) : kCols;
     const int64_t stored_row = tile.group * args.group_rows + tile.col;
-    using WeightCopy = StreamCopy<Weights::kRowBytes, kStreamCols>;
+    using WeightCopy = StreamCopy<Weights::kRowBytes, kCols>;
     using ActCopy = StreamActCopy<Weights::kDepth * 2, 8 * kTiles>;
     using ActLayout = typename ActCopy::Layout;
     WeightCopy weights(static_cast<const char*>(args.weights) + stored_row * args.row_bytes, args.row_bytes,
@@ -347,7 +379,7 @@ struct StreamKernel {
       if (to_load > 0) load(stage);
       cp_async_commit();
     }
-    float acc[kTiles][4] = {};
+    float acc[kHeight][kTiles][4] = {};
     uint32_t stage = shared, free_stage = end - bytes;
     wait_for_stage<0>(args.stages);
     scales.prepare(stage);
@@ -358,11 +390,11 @@ struct StreamKernel {
       if (to_load > 0) load(free_stage);
       cp_async_commit();
       if (i + 1 < count) scales.prepare(next_stage);
-      typename Weights::Stage held(weight_places, stage, warp);
+      const typename Weights::Stage held(weight_places, stage, warp);
       const StreamPlaces acts_held = act_places.from(stage + Weights::kWeightBytes);
 #pragma unroll
       for (int step = 0; step < kSteps; step += Weights::kSteps) {
-        uint32_t w[Weights::kSteps][4];
+        uint32_t w[Weights::kSteps][kHeight][4];
         Weights::weight_fragments(held, step, w);
 #pragma unroll
         for (int i = 0; i < Weights::kSteps; ++i) {
@@ -370,8 +402,11 @@ struct StreamKernel {
           for (int t = 0; t < kTiles; t += 2) {
             uint32_t x[4];
             Weights::template act_fragments<(kTiles > 1)>(acts_held, t, step + i, x);
-            mma_bf16(acc[t], w[i], x[0], x[1]);
-            if constexpr (kTiles > 1) mma_bf16(acc[t + 1], w[i], x[2], x[3]);
+#pragma unroll
+            for (int h = 0; h < kHeight; ++h) {
+              mma_bf16(acc[h][t], w[i][h], x[0], x[1]);
+              if constexpr (kTiles > 1) mma_bf16(acc[h][t + 1], w[i][h], x[2], x[3]);
+            }
           }
         }
       }
@@ -388,7 +423,7 @@ struct StreamKernel {
 
   template <int kTiles>
   static __device__ __forceinline__ void store(const StreamArgs& args, const GemmTile& tile, int warp,
-                                               const float (&acc)[kTiles][4]) {
+                                               const float (&acc)[kHeight][kTiles][4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -399,11 +434,11 @@ struct StreamKernel {
         const bool elsewhere = args.act_rows && args.scales.a_of == ScaleOf::kRow;
         const Alpha alpha = alpha_of(args.scales, tile.group, elsewhere ? act_row(args, row) : row);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t col = tile.col + 16 * warp + 8 * half + lane / 4;
+        for (int r = 0; r < 2 * kHeight; ++r) {
+          const int64_t col = tile.col + 16 * kHeight * warp + 8 * r + lane / 4;
           if (col >= args.grid.n) continue;
           store_one(args.out, row * args.out.ld + col,
-                    scaled(acc[t][2 * half + i] * Weights::kScaleBack, alpha));
+                    scaled(acc[r / 2][t][r % 2 * 2 + i] * Weights::kScaleBack, alpha));
         }
       }
     }
@@ -411,7 +446,7 @@ struct StreamKernel {
 
   static __device__ __forceinline__ void run(const StreamArgs& args, uint32_t shared) {
     GemmTile tile;
-    if (!locate(args.grid, blockIdx.x, args.tile_rows, kStreamCols, &tile)) return;
+    if (!locate(args.grid, blockIdx.x, args.tile_rows, kCols, &tile)) return;
     const int64_t left = tile.row_end - tile.row;
     const int rows = left < args.tile_rows ? static_cast<int>(left) : args.tile_rows;
     if (rows <= 8) return sum<1>(args, shared, tile, rows);
@@ -427,6 +462,10 @@ template <class Weights, int kMaxTiles>
 __global__ void __launch_bounds__(kStreamThreads, kMaxTiles > 2 ? 4 : 5)
     gemm_stream(const __grid_constant__ StreamArgs args) {
   extern __shared__ __align__(128) unsigned char shared[];
+  if (threadIdx.x == 0 && blockIdx.x < args.early_blocks) {
+    prefetch(static_cast<const char*>(args.weights) + int64_t{blockIdx.x} * args.early_bytes,
+             args.early_bytes);
+  }
   wait_for_previous();
   StreamKernel<Weights, kMaxTiles>::run(args, shared_address(shared));
 }

@@ -38,6 +38,13 @@ TEST(GemmChoose, few_rows_a_group_stream_the_weights) {
   p.groups = 128;
   EXPECT_TRUE(stream_takes(p));
   EXPECT_EQ(stream_tile_rows(p, 132), 16);
+  EXPECT_EQ(stream_codes_height(p, 132), 2);
+  p.m = 8;  // 96 blocks of 128 columns
+  EXPECT_EQ(stream_codes_height(p, 132), 1);
+  p.m = 2048;  // tiles of 64 rows
+  EXPECT_EQ(stream_codes_height(p, 132), 1);
+  p.m = 512, p.n = 1600;
+  EXPECT_EQ(stream_codes_height(p, 132), 1);
   EXPECT_EQ(stream_tile_rows(dense(64, 50304, 2048), 132), 64);
   EXPECT_EQ(stream_tile_rows(dense(64, 5120, 2048), 132), 32);  // 160 blocks in place of 80
   EXPECT_EQ(stream_tile_rows(dense(64, 2048, 2048), 132), 16);
@@ -53,6 +60,7 @@ TEST(GemmChoose, a_ring_is_as_deep_as_shared_memory_allows) {
   EXPECT_EQ(stream_stages(128, 10240, 132, shared), 16);
   EXPECT_EQ(stream_stages(264, 10240, 132, shared), 8);
   EXPECT_EQ(stream_stages(3000, 10240, 132, shared), 4);
+  EXPECT_EQ(stream_stages(1536, 14336, 132, shared, 3), 3);
 }
 
 TEST(GemmChoose, codes_stream_when_their_rows_are_whole_stages) {

@@ -219,6 +219,34 @@ TEST(GpuGemmCodes, a_row_has_the_same_bits_beside_few_rows_and_many) {
   }
 }
 
+// Enough blocks for warps that hold two fragments of weights; every group's rows by themselves come to one.
+TEST(GpuGemmCodes, wide_groups_have_the_bits_of_narrow_ones) {
+  const int64_t groups = 128, n = 896, k = 384;
+  Mirror m;
+  const Operand b = streamed(m, nvfp4(), groups, groups * n, k, 20);
+  const int32_t sizes[] = {0, 1, 5, 8, 9, 0, 17, 0};  // five a group on average
+  std::vector<int32_t> bounds = {0};
+  for (size_t g = 0; g < static_cast<size_t>(groups); ++g) bounds.push_back(bounds.back() + sizes[g % 8]);
+  const int64_t rows = bounds.back();
+  const Operand a = plain(m, kBf16, rows, k, false);
+  const TensorView offsets = m.i32(bounds), out = m.fresh(kF32, {rows, n});
+  m.run_on_gpu(GroupedGemm{a, b, offsets, out});
+  for (const int64_t g : {1, 2, 3, 4, 6, 60, 126}) {
+    const int64_t begin = bounds[static_cast<size_t>(g)], count = sizes[g % 8];
+    Operand part_a = a, part_b = b;
+    part_a.values = a.values.rows(begin, count);
+    part_b.codes.groups = 1;
+    part_b.codes.rows = part_b.codes.padded_rows = n;
+    part_b.codes.codes = b.codes.codes.rows(g * n, n);
+    part_b.codes.block_scales = b.codes.block_scales.rows(g * n, n);
+    part_b.codes.tensor_scale = b.codes.tensor_scale.rows(g, 1);
+    const TensorView alone = m.fresh(kF32, {count, n});
+    m.run_on_gpu(Gemm{part_a, part_b, alone, false});
+    EXPECT_TRUE(matches_bitwise(alone, out.rows(begin, count))) << "group " << g;
+  }
+  m.check(GroupedGemm{a, b, offsets, output(m, kBf16, {rows, n})});
+}
+
 // Rows by index, with scales of their own, beside codes (few rows and many) and beside BF16.
 TEST(GpuGemmCodes, rows_by_index_have_the_bits_of_rows_in_order) {
   for (const int64_t k : {128, 768, 96}) {
