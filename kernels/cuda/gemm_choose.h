@@ -22,8 +22,8 @@ bool stream_takes(const GemmProblem& problem);
 bool stream_takes_codes(const GemmProblem& problem, const QuantView& weights);
 // Rows of a tile there: 16, 32 or 64; lower than needed where that gives every multiprocessor a block.
 int stream_tile_rows(const GemmProblem& problem, int sm_count);
-// Fragments of 16 weight rows that a warp holds there beside codes, 1 or 2; two where tiles have 16 rows and
-// the blocks, half as many, still come to each multiprocessor several times.
+// Fragments of 16 weight rows that a warp holds there beside codes, 1 or 2; two where tiles have 16 rows, K
+// is at most 1024 and the blocks, half as many, still come to each multiprocessor several times.
 int stream_codes_height(const GemmProblem& problem, int sm_count);
 // Stages of a block's ring there, 16, 8, 4 or `least`: as many as let the blocks that share a multiprocessor
 // fill it.

@@ -38,6 +38,8 @@ TEST(GemmChoose, few_rows_a_group_stream_the_weights) {
   p.groups = 128;
   EXPECT_TRUE(stream_takes(p));
   EXPECT_EQ(stream_tile_rows(p, 132), 16);
+  EXPECT_EQ(stream_codes_height(p, 132), 1);  // 2048 deep
+  p.k = 768;
   EXPECT_EQ(stream_codes_height(p, 132), 2);
   p.m = 8;  // 96 blocks of 128 columns
   EXPECT_EQ(stream_codes_height(p, 132), 1);
