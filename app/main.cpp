@@ -1,8 +1,12 @@
 // The command line: a table of commands and one try block that maps exceptions to exit codes.
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 #include <map>
+#include <new>
 
 #include "app/command.h"
 #include "engine/comm/ending.h"
@@ -119,6 +123,15 @@ void refuse_options_before(const CLI::App& app, const Entry& command) {
   }
 }
 
+// What a command prints is its result: a full disk behind stdout is a failure.
+int with_output(int code) {
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && !std::ferror(stdout)) return code;
+  const std::string why = flushed ? "an earlier write failed" : std::strerror(errno);
+  if (code == 0) throw fp4t::SaveError("cannot write the output: " + why);
+  return code;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"fp4train: mixture-of-experts pretraining and reinforcement learning in 4 bits", "fp4train"};
   AppOptions o;
@@ -134,7 +147,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ExtrasError&) {
     throw fp4t::RecipeError(explain_extras(app, entries) + "; fp4train --help lists the commands");
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) return with_output(app.exit(e));  // --help, --version
     throw fp4t::RecipeError(std::string(e.what()) + "; fp4train --help lists the commands");
   }
   const auto missing = [&o] {
@@ -145,10 +158,19 @@ int run(int argc, char** argv) {
     if (!entry.app->parsed()) continue;
     refuse_options_before(app, entry);
     if (entry.reads_recipe) missing();
-    return entry.body(o);
+    return with_output(entry.body(o));
   }
   missing();
-  return o.dry_run ? fp4t::cmd_plan(o) : fp4t::cmd_train(o);
+  // A run has its log and its files; nobody needs to watch it.
+  return o.dry_run ? with_output(fp4t::cmd_plan(o)) : fp4t::cmd_train(o);
+}
+
+int out_of_memory(const std::string& what) {
+  return fp4t::end_after_error(
+      static_cast<int>(fp4t::ExitCode::kRecipe),
+      "out of memory: " + what +
+          "; smaller batch.micro_sequences, objective.micro_tokens, sampling.max_batch, a smaller model or "
+          "parallel.recompute: block need less, and so do smaller files of data");
 }
 
 }  // namespace
@@ -156,8 +178,14 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
+  } catch (const fp4t::MemoryError& e) {
+    return out_of_memory(e.what());
   } catch (const fp4t::Error& e) {
     return fp4t::end_after_error(static_cast<int>(e.code()), e.what());
+  } catch (const std::bad_alloc&) {
+    return out_of_memory("the system gives no more");
+  } catch (const std::filesystem::filesystem_error& e) {
+    return fp4t::end_after_error(static_cast<int>(fp4t::ExitCode::kMissingInput), e.what());
   } catch (const std::exception& e) {
     return fp4t::end_after_error(static_cast<int>(fp4t::ExitCode::kInternal),
                                  std::string("internal error: ") + e.what());

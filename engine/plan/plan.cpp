@@ -96,17 +96,59 @@ void check_reference(const Plan& plan, ProblemList& problems) {
   }
 }
 
-void check_memory(const Plan& plan, ProblemList& problems) {
+// The keys that decide how many tokens a step works on at once, the one that decides most first.
+std::vector<std::string> batch_keys(const Plan& plan) {
+  std::vector<std::pair<int64_t, std::string>> keys;
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const StagePlan& stage = plan.stages[i];
+    if (const auto* pretrain = std::get_if<PretrainSpec>(&stage.spec)) {
+      keys.emplace_back(pretrain->batch.micro_sequences * pretrain->batch.length,
+                        detail::concat("stages[", i, "].pretrain.batch.micro_sequences"));
+    } else {
+      keys.emplace_back(std::min(std::get<RlSpec>(stage.spec).objective.micro_tokens, plan.max_tokens),
+                        detail::concat("stages[", i, "].rl.objective.micro_tokens"));
+      keys.emplace_back(0, detail::concat("stages[", i, "].rl.sampling.max_batch"));
+    }
+  }
+  std::stable_sort(keys.begin(), keys.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<std::string> names;
+  for (const auto& [tokens, name] : keys) names.push_back(name);
+  return names;
+}
+
+// What needs less than this plan.
+std::string smaller_needs(const Plan& plan, const std::vector<std::string>& batch) {
+  std::string text = "smaller ";
+  for (const std::string& key : batch) text += key + ", ";
+  text += "model.layers, model.hidden or model.moe.experts need less";
+  std::string values;
+  if (plan.parallel.recompute == "none") values += ", parallel.recompute: block";
+  if (plan.dtypes.masters == DType::kF32) values += ", dtypes.masters: bf16";
+  if (plan.dtypes.moments == DType::kF32) values += ", dtypes.moments: bf16";
+  return values.empty() ? text : text + "; so do " + values.substr(2);
+}
+
+// "" when the machine has room for the plan.
+std::string memory_obstacle(const Plan& plan) {
   const MemoryPlan& m = plan.memory;
   const int64_t total = m.total_bytes();
   const Machine& machine = plan.machine;
   const int64_t room = machine.free_bytes > 0 ? machine.free_bytes : machine.memory_bytes;
-  if (room <= 0 || total <= room) return;
-  problems.general(detail::concat("the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ",
-                                  m.step_bytes >> 20, ", scratch ",
-                                  (m.scratch_bytes + m.workspace_bytes) >> 20, ") and ", machine.device_name,
-                                  " has ", room >> 20, " MiB", machine.free_bytes > 0 ? " free" : "",
-                                  ": smaller micro-batches or parallel.recompute: block need less"));
+  if (room <= 0 || total <= room) return "";
+  return detail::concat("the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ",
+                        m.step_bytes >> 20, ", scratch ", (m.scratch_bytes + m.workspace_bytes) >> 20,
+                        ") and ", machine.device_name, " has ", room >> 20, " MiB",
+                        machine.free_bytes > 0 ? " free" : "");
+}
+
+void check_memory(const Plan& plan, ProblemList& problems) {
+  const std::string obstacle = memory_obstacle(plan);
+  if (obstacle.empty()) return;
+  const std::vector<std::string> batch = batch_keys(plan);
+  // What the run holds all the time is the model's.
+  const bool model_alone = plan.memory.run_bytes > plan.memory.total_bytes() / 2;
+  problems.at(model_alone || batch.empty() ? "model" : batch.front(),
+              obstacle + ": " + smaller_needs(plan, batch));
 }
 
 // Muon makes whole matrices orthogonal, so no parameter may be cut where it is used.
@@ -176,9 +218,10 @@ void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int6
   plan.max_cache_length = length;
   plan.max_decode_tokens = std::max(prompt_tokens, samples);
   plan.memory = plan_memory(plan);
-  ProblemList problems;
-  check_memory(plan, problems);
-  problems.throw_if_any();
+  const std::string obstacle = memory_obstacle(plan);
+  if (!obstacle.empty()) {
+    throw RecipeError(obstacle + ": fewer --samples, or a smaller --max-tokens, need less");
+  }
 }
 
 }  // namespace fp4t

@@ -1,8 +1,9 @@
 #include "engine/recipe/load.h"
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "engine/recipe/bind.h"
 #include "engine/recipe/validate.h"
@@ -32,15 +33,24 @@ LoadedRecipe parse_recipe(const std::string& text, const std::string& file_name,
 }
 
 LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>& overrides) {
+  namespace fs = std::filesystem;
+  const auto refuse = [&](const std::string& why) {
+    throw MissingInputError(path + ": no recipe to read there: " + why);
+  };
   // Asked before opening: to open a FIFO waits for a writer.
-  std::error_code ignored;
-  const bool is_file = std::filesystem::is_regular_file(path, ignored);
-  std::ifstream in;
-  if (is_file) in.open(path, std::ios::binary);
-  if (!is_file || !in) throw MissingInputError(path + ": no recipe to read there");
-  std::ostringstream text;
-  text << in.rdbuf();
-  return parse_recipe(text.str(), path, overrides);
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) refuse(error.message());
+  if (!fs::is_regular_file(status)) refuse(fs::is_directory(status) ? "it is a folder" : "it is no file");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) refuse(std::strerror(errno));
+  std::string text;
+  std::vector<char> part(size_t{1} << 16);
+  while (in.read(part.data(), static_cast<std::streamsize>(part.size())) || in.gcount() > 0) {
+    text.append(part.data(), static_cast<size_t>(in.gcount()));
+  }
+  if (in.bad()) refuse(std::strerror(errno));
+  return parse_recipe(text, path, overrides);
 }
 
 }  // namespace fp4t

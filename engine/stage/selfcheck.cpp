@@ -3,6 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "engine/metrics/json_line.h"
 #include "kernels/base/numeric.h"
 #include "kernels/formats/quant.h"
 #include "kernels/ops/run.h"
@@ -149,7 +150,7 @@ GoldenResult check_golden(Queue& queue, const std::string& path) {
     try {
       check_line(queue, Json::parse(text), result);
     } catch (const Json::exception& e) {
-      throw BadDataError(detail::concat(path, ":", number, ": ", e.what()));
+      throw BadDataError(detail::concat(path, ":", number, ": ", json_problem(e)));
     } catch (const BadDataError& e) {
       throw BadDataError(detail::concat(path, ":", number, ": ", e.what()));
     }

@@ -39,6 +39,10 @@ struct InternalError : Error {
 struct RecipeError : Error {
   explicit RecipeError(const std::string& m) : Error(ExitCode::kRecipe, m) {}
 };
+// The recipe asks for more memory than there is.
+struct MemoryError : Error {
+  explicit MemoryError(const std::string& m) : Error(ExitCode::kRecipe, m) {}
+};
 struct BadDataError : Error {
   explicit BadDataError(const std::string& m) : Error(ExitCode::kBadData, m) {}
 };

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/memory_limit.h"
 #include "kernels/base/numeric.h"
 
 namespace fp4t {
@@ -51,7 +52,7 @@ Queue::~Queue() {
 void* Queue::allocate(int64_t bytes) {
   if (backend_ == Backend::kCuda) return cuda::allocate(bytes);
   void* p = std::aligned_alloc(256, static_cast<size_t>(align_up(std::max<int64_t>(bytes, 1), 256)));
-  if (!p) throw Error(ExitCode::kInternal, detail::concat("cannot allocate ", bytes, " bytes"));
+  if (!p) throw MemoryError(detail::concat("cannot allocate ", bytes, " bytes"));
   return p;
 }
 
@@ -201,6 +202,8 @@ Machine probe_machine(const std::string& device, int threads, int index) {
   m.free_bytes = 0;
   m.device_name = "cpu";
   m.memory_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
+  const int64_t limit = control_group_limit();
+  if (limit > 0) m.memory_bytes = std::min(m.memory_bytes, limit);
   return m;
 }
 

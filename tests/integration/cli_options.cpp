@@ -142,6 +142,68 @@ TEST_F(CliOptions, wrong_inputs_of_later_stages_are_found_before_the_first_begin
                  {"fp4train: recipe.yaml:21:", ": stages[1].pretrain.eval.task.held_out.hash: "});
 }
 
+// The binary under a shell: `how` has "$0" "$@" for the command line.
+Exit run_under(const std::string& folder, const std::string& how, std::vector<std::string> args) {
+  args.insert(args.begin(), {"/bin/sh", "-c", how, from_environment("FP4T_TEST_BINARY")});
+  return Process(folder, Command{args}).wait();
+}
+
+TEST_F(CliOptions, output_that_cannot_be_written_is_a_failure) {
+  const std::vector<std::vector<std::string>> commands = {{"schema"},
+                                                          {"plan", "--config", "recipe.yaml"},
+                                                          {"--config", "recipe.yaml", "--dry-run"},
+                                                          {"print-config", "--config", "recipe.yaml"},
+                                                          {"validate", "--config", "recipe.yaml"},
+                                                          {"--version"},
+                                                          {"--help"}};
+  for (const auto& args : commands) {
+    const Exit exit = run_under(folder_.path(), "exec \"$0\" \"$@\" > /dev/full", args);
+    EXPECT_EQ(exit.code, 73) << args[0] << exit.errors;
+    EXPECT_NE(exit.errors.find("fp4train: cannot write the output: "), std::string::npos) << exit.errors;
+  }
+  // A run is not for the screen.
+  EXPECT_EQ(run_under(folder_.path(), "exec \"$0\" \"$@\" > /dev/full", {"--config", "recipe.yaml"}).code, 0);
+  for (const auto& args : {std::vector<std::string>{"generate", "--checkpoint", "run", "--prompt", "a"},
+                           {"inspect", "run"},
+                           {"report", "run"}}) {
+    EXPECT_EQ(run(args).code, 0);
+    EXPECT_EQ(run_under(folder_.path(), "exec \"$0\" \"$@\" > /dev/full", args).code, 73) << args[0];
+  }
+}
+
+TEST_F(CliOptions, why_a_recipe_cannot_be_read_is_told) {
+  fs::create_symlink("round.yaml", folder_ / "round.yaml");
+  expect_refused({"validate", "--config", "round.yaml"}, 66, {"round.yaml: ", "Too many levels"});
+  expect_refused({"validate", "--config", "nowhere.yaml"}, 66, {"nowhere.yaml: ", "No such file"});
+  expect_refused({"validate", "--config", "text"}, 66, {"text: ", "it is a folder"});
+  expect_refused({"validate", "--config", std::string(5000, 'x')}, 66, {"too long"});
+}
+
+#if !defined(__SANITIZE_ADDRESS__)  // its shadow memory does not fit under the limit
+TEST_F(CliOptions, too_little_memory_is_told_with_the_keys_that_need_less) {
+  const std::string limited = "ulimit -v 1000000 && exec \"$0\" \"$@\"";
+  const std::vector<std::string> train = {"--config", "recipe.yaml", "--set", "run.device=cpu"};
+  ASSERT_EQ(run_under(folder_.path(), limited, train).code, 0);
+  fs::remove_all(folder_ / "run");
+  // Fits into the machine, as the plan sees it, and not into what it gives.
+  std::vector<std::string> wide = train;
+  wide.insert(wide.end(), {"--set", "model.hidden=2048", "--set", "model.moe.hidden=2048"});
+  ASSERT_EQ(run_under(folder_.path(), "exec \"$0\" validate \"$@\"", wide).code, 0);
+  const Exit refused = run_under(folder_.path(), limited, wide);
+  EXPECT_EQ(refused.code, 2) << refused.errors;
+  // A file of data alone can be too much.
+  write_text(folder_ / "text/words.txt", "words\n");
+  fs::resize_file(folder_ / "text/words.txt", uint64_t{2} << 30);
+  const Exit too_large = run_under(folder_.path(), limited, {"validate", "--config", "recipe.yaml"});
+  EXPECT_EQ(too_large.code, 2) << too_large.errors;
+  for (const Exit& exit : {refused, too_large}) {
+    for (const char* word : {"fp4train: out of memory: ", "batch.micro_sequences", "parallel.recompute"}) {
+      EXPECT_NE(exit.errors.find(word), std::string::npos) << word << " in\n" << exit.errors;
+    }
+  }
+}
+#endif
+
 TEST_F(CliOptions, a_vocabulary_wider_than_the_tokens_samples_and_trains) {
   write_text(folder_ / "recipe.yaml", std::string(kTinyModel) + R"(stages:
   - rl:

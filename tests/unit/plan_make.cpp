@@ -200,7 +200,32 @@ TEST(PlanMake, what_does_not_fit_is_reported_all_at_once) {
 TEST(PlanMake, a_plan_larger_than_the_machine_is_refused) {
   Machine m = cpu_machine();
   m.memory_bytes = 1 << 20;
-  EXPECT_HAS(error_of(small_recipe(), m), "cpu has 1 MiB");
+  const std::string text = error_of(small_recipe(), m);
+  EXPECT_HAS(text, "cpu has 1 MiB");
+  for (const char* key : {"stages[0].pretrain.batch.micro_sequences", "stages[1].rl.sampling.max_batch",
+                          "parallel.recompute: block", "model.layers", "dtypes.moments: bf16"}) {
+    EXPECT_HAS(text, key);
+  }
+  // The place is that of the key that decides.
+  const auto places_error = [&](const Recipe& r) {
+    FieldPlaces places;
+    places["model"].value = {"r.yaml", 2, 1};
+    places["stages[1].rl.objective.micro_tokens"].value = {"r.yaml", 9, 5};
+    try {
+      make_plan(r, m, {}, places);
+    } catch (const RecipeError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  Recipe wide = small_recipe();
+  std::get<RlSpec>(wide.stages[1]).objective.micro_tokens = 1 << 16;
+  std::get<RlSpec>(wide.stages[1]).sampling.prompts = 4096;
+  EXPECT_HAS(places_error(wide), "r.yaml:9:5: stages[1].rl.objective.micro_tokens: the plan needs");
+  Recipe deep = small_recipe();
+  deep.model.layers = 64;
+  deep.parallel.recompute = "block";
+  EXPECT_HAS(places_error(deep), "r.yaml:2:1: model: the plan needs");
 }
 
 TEST(PlanMake, the_fp32_reference_computes_in_fp32_throughout) {
