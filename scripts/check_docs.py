@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks that prose and tree agree.
 
-Every folder that holds sources, recipes, scripts or tests has a README.md; relative links lead to files; code in fenced blocks
-and in backticks names sources, scripts, recipes, CMake presets and fp4train commands that exist. `name.cpp` must be a file of the
-repository, `name.*` at the head of a table's row files of the page's folder. Exits with 1 and lists every violation otherwise.
+Every folder that holds sources, recipes, scripts or tests has a README.md; relative links lead to files; code in fenced
+blocks and in backticks names sources, scripts, recipes, CMake presets and fp4train commands that exist. `name.cpp` must
+be a file of the repository, `name.*` at the head of a table's row files of the page's folder. Lines of prose (not of
+tables, fenced blocks or records of results) have at most 120 characters. Exits with 1 and lists every violation.
 """
 import json
 import pathlib
@@ -22,6 +23,8 @@ PATH = re.compile(
 FILE = re.compile(r"^\w+\.(?:h|cpp|inc|py|sh|yaml)$")
 STEM = re.compile(r"^(\w+)\.(?:\*|\{h,cpp\})$")
 ROW = re.compile(r"^\|([^|]*)\|", re.M)
+WIDTH = 120
+RECORDS = {"RESULTS.md", "LOG.md"}  # written row by row, each a measurement
 WRITTEN_BY_RUNS = {"recipe.yaml"}
 SCRIPT = re.compile(r"(?:^|\s|\./)((?:scripts|\.ci)/[\w./-]+)")
 COMMAND = re.compile(r"(?:^|[\s/])fp4train ([a-z][a-z-]+)\b")
@@ -49,9 +52,19 @@ def commands():
     return names
 
 
+def long_lines(page, text):
+    if pathlib.PurePath(page).name in RECORDS:
+        return
+    prose = FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
+    for number, line in enumerate(prose.split("\n"), 1):
+        if len(line) > WIDTH and not line.startswith("|"):
+            yield f"{page}:{number}: {len(line)} characters, at most {WIDTH}"
+
+
 def check_page(page, known_commands, known_presets):
     text = (ROOT / page).read_text(encoding="utf-8")
     here = (ROOT / page).parent
+    yield from long_lines(page, text)
     for target in LINK.findall(text):
         if "://" not in target and not (here / target).exists():
             yield f"{page}: link to {target}, which does not exist"

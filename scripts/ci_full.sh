@@ -14,10 +14,12 @@ parts=("$@")
 
 # record PART LOG SECONDS: replaces the part's row in the table of results.
 record() {
-  local line commit
+  local line commit changes=''
   line="$(grep -aE 'tests passed.* out of [0-9]+|^compiled for ' "$2" | tail -1)"
   [ -n "$line" ] || line="did not build"
-  commit="$(git rev-parse --short HEAD)$(git diff --quiet HEAD || echo ' with changes')"
+  # The table itself does not count: the part before wrote its row there.
+  git diff --quiet HEAD -- . ":!$results" || changes=' with changes'
+  commit="$(git rev-parse --short HEAD)$changes"
   grep -v "^| $1 |" "$results" >"$results.tmp"
   echo "| $1 | $(date +%Y-%m-%d) | $commit | $line | $3 |" >>"$results.tmp"
   mv "$results.tmp" "$results"

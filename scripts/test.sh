@@ -19,10 +19,14 @@ while [ $# -gt 0 ]; do
 done
 ensure_packages "${build_packages[@]}" "${test_packages[@]}"
 flavour=(-DFP4T_CUDA=off)
-case " ${options[*]-} " in
-  *" -DFP4T_CUDA=off "*) ;;
-  *) read -ra flavour <<<"$(cuda_options 90a)" ;;
-esac
+without_cuda() {  # as CMakeLists.txt reads the option: in any case, with or without a type; the last one counts
+  local option choice=''
+  for option in ${options[@]+"${options[@]}"}; do
+    [[ "$option" =~ ^-DFP4T_CUDA(:[A-Za-z]+)?=(.*)$ ]] && choice="${BASH_REMATCH[2],,}"
+  done
+  [ "$choice" = off ]
+}
+without_cuda || read -ra flavour <<<"$(cuda_options 90a)"
 begin=$SECONDS
 cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON "${flavour[@]}" \
   ${options[@]+"${options[@]}"}
