@@ -79,7 +79,7 @@ class RecipePrinter : public TextVisitor {
   }
   bool enter_item(size_t index) override {
     item();
-    levels_.push_back(1);
+    levels_.push_back({1, out_.size(), true});
     return TextVisitor::enter_item(index);
   }
   bool enter_kind(size_t index, const std::vector<Field>& kinds, size_t& kind) override {
@@ -88,8 +88,7 @@ class RecipePrinter : public TextVisitor {
     return TextVisitor::enter_kind(index, kinds, kind);
   }
   void leave() override {
-    depth_ -= levels_.back();
-    levels_.pop_back();
+    close();
     TextVisitor::leave();
   }
   void precision(const Field& field, PrecisionSpec& v) override {
@@ -103,20 +102,35 @@ class RecipePrinter : public TextVisitor {
       line(std::string(kTableNames[t]) + ":");
       for (const RuleSpec& rule : v.tables[t]) line("  - " + rule_text(rule, t));
     }
-    depth_ -= 1;
-    levels_.pop_back();
+    close();
   }
 
  private:
+  struct Level {
+    int indents;   // that the open map or list added
+    size_t begin;  // of its key's line in out_
+    bool dash;     // that line was the first of a list item
+  };
+
   void item() {
     ++depth_;
     dash_ = true;
   }
-  bool open(const std::string& key, int levels) {
+  bool open(const std::string& key, int indents) {
+    levels_.push_back({indents, out_.size(), dash_});
     line(key + ":");
     ++depth_;
-    levels_.push_back(levels);
     return true;
+  }
+  // A key without anything below it would read back as null: it is left out, as the keys below it were.
+  void close() {
+    const Level level = levels_.back();
+    levels_.pop_back();
+    depth_ -= level.indents;
+    const bool empty = level.begin < out_.size() && out_.find('\n', level.begin) + 1 == out_.size();
+    if (!empty || out_[out_.size() - 2] != ':') return;
+    out_.resize(level.begin);
+    dash_ = level.dash;
   }
   void line(const std::string& content) {
     std::string indent(static_cast<size_t>(depth_) * 2, ' ');
@@ -126,8 +140,8 @@ class RecipePrinter : public TextVisitor {
   }
 
   int depth_ = 0;
-  bool dash_ = false;        // the next line begins a list item
-  std::vector<int> levels_;  // of indentation that each open map or list added
+  bool dash_ = false;  // the next line begins a list item
+  std::vector<Level> levels_;
   std::string out_;
 };
 

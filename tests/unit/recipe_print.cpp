@@ -36,6 +36,15 @@ TEST(recipe_print, reads_back_as_the_same_recipe) {
                      "model.init={kind: import, path: ../w}", "run.dir='#1: x'"});
 }
 
+TEST(recipe_print, every_kind_of_source_reads_back) {
+  for (const char* source : {"{kind: random}", "{kind: sums}", "{kind: countdown}", "{kind: text, paths: a}",
+                             "{kind: jsonl, paths: a, field: b}"}) {
+    expect_round_trip(test::with_rl(), {std::string("stages[0].pretrain.data=[") + source + "]"});
+    expect_round_trip(test::with_rl(),
+                      {std::string("stages[0].pretrain.data=[") + source + ", {kind: random, name: b}]"});
+  }
+}
+
 TEST(recipe_print, presets_are_spelled_out_and_read_back) {
   for (const char* name : {"fp32", "bf16", "mxfp8", "nvidia_nvfp4", "quartet2", "rl_nvfp4"}) {
     const std::string text = test::with_rl() + "precision: {preset: " + name + "}\n";
@@ -81,15 +90,17 @@ TEST(recipe_print, files_in_configs_are_the_presets) {
 }
 
 TEST(recipe_print, recipes_in_configs_are_accepted_and_read_back) {
+  const std::filesystem::path configs = std::filesystem::path(std::getenv("FP4T_TEST_SOURCE")) / "configs";
   int recipes = 0;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::string(std::getenv("FP4T_TEST_SOURCE")) + "/configs")) {
-    if (entry.path().extension() != ".yaml") continue;
-    ++recipes;
-    const Recipe recipe = load_recipe(entry.path().string(), {}).recipe;
-    EXPECT_EQ(parse_recipe(print_recipe(recipe), "printed", {}).recipe, recipe) << entry.path();
+  for (const auto& folder : {configs, configs / "bench"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() != ".yaml") continue;
+      ++recipes;
+      const Recipe recipe = load_recipe(entry.path().string(), {}).recipe;
+      EXPECT_EQ(parse_recipe(print_recipe(recipe), "printed", {}).recipe, recipe) << entry.path();
+    }
   }
-  EXPECT_GE(recipes, 1);
+  EXPECT_GE(recipes, 7);
 }
 
 // The yaml blocks of the text on how to edit a table are recipes' parts that hold.
