@@ -20,7 +20,8 @@ std::string layer_name(int64_t layer, const char* rest) {
 }
 }  // namespace
 
-Block::Block(const Plan& plan, int64_t layer, ParamSet& params, BlockLinears linears, const TensorView& load)
+Block::Block(const Plan& plan, int64_t layer, ParamSet& params, ExpertExchange& exchange,
+             BlockLinears linears, const TensorView& load)
     : model_(plan.model),
       is_moe_(is_moe_layer(plan.model, layer)),
       eps_(static_cast<float>(plan.model.norm_eps)),
@@ -29,7 +30,8 @@ Block::Block(const Plan& plan, int64_t layer, ParamSet& params, BlockLinears lin
       attn_norm_(params.find(layer_name(layer, "attn_norm.weight"))),
       mlp_norm_(params.find(layer_name(layer, "mlp_norm.weight"))),
       load_(load),
-      linears_(std::move(linears)) {
+      linears_(std::move(linears)),
+      exchange_(exchange) {
   if (model_.qk_norm) {
     q_norm_ = &params.find(layer_name(layer, "attn.q_norm.weight"));
     k_norm_ = &params.find(layer_name(layer, "attn.k_norm.weight"));
@@ -55,6 +57,11 @@ std::vector<Linear*> Block::linears() const {
 void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, const KvCacheView* cache,
                     const TensorView& out) {
   ScratchScope scope(call.scratch);
+  if (call.tokens == 0) {
+    if (!is_moe_) return;
+    spread_forward(call, acts, take_trip_scratch(call.dims, 0, false, ArenaTake{call.scratch}));
+    return;
+  }
   const ForwardScratch s = take_forward_scratch(call.dims, is_moe_, call.tokens, ArenaTake{call.scratch});
   // Where nothing is kept for a backward and nothing counted, whoever makes an operand may round it too.
   const bool rounding = cache && !call.counting;
@@ -65,12 +72,18 @@ void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, cons
     run(call.queue, Add{.a = acts.middle, .b = s.projected, .out = out});
     return;
   }
-  ffn_out(call, *linears_.down, acts.gate_up, acts.offsets, acts, acts.hidden, rounding, acts.expert_rows);
+  const TripScratch t = take_trip_scratch(call.dims, call.tokens, false, ArenaTake{call.scratch});
+  if (exchange_.spreads()) {
+    spread_forward(call, acts, t);
+  } else {
+    ffn_out(call, *linears_.down, acts.gate_up, acts.offsets, acts, acts.hidden, rounding, acts.expert_rows);
+  }
   if (linears_.shared_down) {
     linear_forward(call, *linears_.shared_gate_up, acts.mlp_in, {}, {}, acts, acts.shared_gate_up);
     ffn_out(call, *linears_.shared_down, acts.shared_gate_up, {}, acts, acts.shared_hidden, rounding,
             s.shared_out);
   }
+  if (exchange_.spreads()) return sum_over_ranks(call, t, t.returned, s.shared_out, acts.middle, out);
   run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,
                                  .experts = acts.experts,
@@ -172,11 +185,22 @@ void Block::route(const Call& call, LayerActs& acts) {
                               .load = load_});
 }
 
+bool Block::codes_dispatch(const Call& call) const {
+  return is_moe_ && dispatch_spec(call.pass.forward->dispatch).quantised();
+}
+
+TensorView Block::expert_input(const Call& call, const LayerActs& acts) const {
+  return codes_dispatch(call) ? acts.guests : acts.mlp_in;
+}
+
 void Block::ffn_in(const Call& call, const TensorView& x, LayerActs& acts, const ForwardScratch& s,
                    bool rounding) {
   ScratchScope scope(call.scratch);
+  const bool spread = is_moe_ && exchange_.spreads();
   RoundedRows rounded;
-  if (rounding) rounded = linears_.gate_up->rounded(call, scope, call.tokens);
+  if (rounding && !spread && !codes_dispatch(call)) {
+    rounded = linears_.gate_up->rounded(call, scope, call.tokens);
+  }
   run(call.queue, NormForward{.x = x,
                               .residual = s.projected,
                               .weight = mlp_norm_.master,
@@ -187,10 +211,18 @@ void Block::ffn_in(const Call& call, const TensorView& x, LayerActs& acts, const
                               .rounded = rounded});
   if (!is_moe_) return linear_forward(call, *linears_.gate_up, acts.mlp_in, rounded, {}, acts, acts.gate_up);
   route(call, acts);
+  if (spread) return;
+  if (codes_dispatch(call)) {
+    const Format format = call.pass.forward->dispatch;
+    const DispatchScratch q = take_dispatch_scratch(call.dims, format, call.tokens, ArenaTake{call.scratch});
+    encode(call, acts.mlp_in, q.own);
+    decode(call, q.own, acts.guests);
+  }
   if (rounded.empty()) {
-    run(call.queue,
-        PermuteRows{
-            .x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows, .row_of = acts.row_of});
+    run(call.queue, PermuteRows{.x = expert_input(call, acts),
+                                .token_of = acts.token_of,
+                                .out = acts.expert_rows,
+                                .row_of = acts.row_of});
     linear_forward(call, *linears_.gate_up, acts.expert_rows, {}, acts.offsets, acts, acts.gate_up);
   } else {  // a token's row is rounded alike for all its experts
     linears_.gate_up->forward_rounded(call, rounded, acts.offsets, acts.token_of, acts.gate_up);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/model/call.h"
+#include "engine/model/expert_exchange.h"
 #include "engine/model/linear.h"
 #include "engine/model/params.h"
 #include "kernels/ops/moe.h"
@@ -23,8 +24,11 @@ struct BlockLinears {
 class Block {
  public:
   // `load` I64 [E]: the layer's counter of tokens by expert (MoE layers).
-  Block(const Plan& plan, int64_t layer, ParamSet& params, BlockLinears linears, const TensorView& load);
+  Block(const Plan& plan, int64_t layer, ParamSet& params, ExpertExchange& exchange, BlockLinears linears,
+        const TensorView& load);
 
+  // Where experts are spread, all ranks of a group call forward and backward for every layer; one without
+  // tokens (T = 0) serves the others' and does no more.
   // out [T, D] from x [T, D]. With `cache` the keys and values go there and attention reads it.
   void forward(const Call& call, const TensorView& x, LayerActs& acts, const KvCacheView* cache,
                const TensorView& out);
@@ -37,16 +41,46 @@ class Block {
  private:
   void attention_forward(const Call& call, const TensorView& x, LayerActs& acts, const KvCacheView* cache,
                          const ForwardScratch& s);
-  // From the sum with attention's output to gate_up, and from there to `out`.
+  // From the sum with attention's output to gate_up (of experts that are spread: to the choice of experts),
+  // and from there to `out`.
   void ffn_in(const Call& call, const TensorView& x, LayerActs& acts, const ForwardScratch& s, bool rounding);
   void ffn_out(const Call& call, Linear& down, const TensorView& gate_up, const TensorView& offsets,
                const LayerActs& acts, const TensorView& hidden, bool rounding, const TensorView& out);
+  // What experts on this rank alone read: the tokens as dispatch leaves them.
+  TensorView expert_input(const Call& call, const LayerActs& acts) const;
+  bool codes_dispatch(const Call& call) const;
   void route(const Call& call, LayerActs& acts);
 
   void dense_backward(const Call& call, LayerActs& acts, const StreamScratch& s);
   void moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s);
+  void local_experts_backward(const Call& call, LayerActs& acts, const TensorView& dout, const FfnScratch& f);
   void router_backward(const Call& call, const LayerActs& acts, const FfnScratch& f);
   void attention_backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s);
+
+  // Experts that are spread over ranks (block_experts.cpp).
+  struct Guests {
+    int64_t count = 0, rows = 0;  // tokens, rows of the experts
+  };
+  Guests receive(const Call& call, const Trip::Round& round, LayerActs& acts, const TripScratch& t,
+                 const DispatchScratch& q);
+  // Rows that go to experts as codes, where the table says so, and what arrived as values.
+  void encode(const Call& call, const TensorView& x, const QuantView& codes) const;
+  void decode(const Call& call, const QuantView& codes, const TensorView& out) const;
+  void bring_codes(const Trip::Round& round, const DispatchScratch& q);
+  void permute_guests(const Call& call, const Guests& guests, const LayerActs& acts);
+  void serve(const Call& call, const Guests& guests, LayerActs& acts);
+  void serve_backward(const Call& call, const Guests& guests, LayerActs& acts, const FfnScratch& f,
+                      const TripScratch& t);
+  void sum_here(const Call& call, const Guests& guests, const LayerActs& acts, const TensorView& gates,
+                const TensorView& out);
+  void sum_over_ranks(const Call& call, const TripScratch& t, const TensorView& returned,
+                      const TensorView& shared, const TensorView& residual, const TensorView& out);
+  void upload_places(const Call& call, const TripScratch& t);
+  // Leaves in `t` what the experts of all ranks made of this rank's tokens.
+  void spread_forward(const Call& call, LayerActs& acts, const TripScratch& t);
+  // Likewise of the gradient `dout` of the combination; the gates' goes to `f`.
+  void spread_backward(const Call& call, LayerActs& acts, const TensorView& dout, const FfnScratch& f,
+                       const TripScratch& t);
   void swiglu_backward(const Call& call, const TensorView& gate_up, const TensorView& dout) const;
 
   const ModelSpec& model_;
@@ -57,6 +91,9 @@ class Block {
   Param *q_norm_ = nullptr, *k_norm_ = nullptr, *router_ = nullptr;
   TensorView router_bias_, load_;
   BlockLinears linears_;
+  ExpertExchange& exchange_;
+  ExpertExchange::Begun begun_;  // of the last forward
+  Guests last_guests_;           // of its last round
 };
 
 }  // namespace fp4t

@@ -12,6 +12,13 @@ void linear_backward(const Call& call, Linear& linear, const TensorView& x, cons
 }  // namespace
 
 void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s) {
+  if (call.tokens == 0) {
+    if (!is_moe_) return;
+    ScratchScope scope(call.scratch);
+    const FfnScratch f = take_ffn_scratch(call.dims, true, 0, ArenaTake{call.scratch});
+    spread_backward(call, acts, s.dstream, f, take_trip_scratch(call.dims, 0, true, ArenaTake{call.scratch}));
+    return;
+  }
   if (is_moe_) {
     moe_backward(call, acts, s);
   } else {
@@ -65,10 +72,9 @@ void Block::router_backward(const Call& call, const LayerActs& acts, const FfnSc
                                        .dweight = router_->gradient});
 }
 
-void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s) {
-  ScratchScope scope(call.scratch);
-  const FfnScratch f = take_ffn_scratch(call.dims, true, call.tokens, ArenaTake{call.scratch});
-  run(call.queue, CombineExpertsBackward{.dout = s.dstream,
+void Block::local_experts_backward(const Call& call, LayerActs& acts, const TensorView& dout,
+                                   const FfnScratch& f) {
+  run(call.queue, CombineExpertsBackward{.dout = dout,
                                          .y = acts.expert_rows,
                                          .row_of = acts.row_of,
                                          .gates = acts.gates,
@@ -77,18 +83,31 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
   linear_backward(call, *linears_.down, acts.hidden, acts, acts.expert_rows, acts.offsets, f.dhidden);
   swiglu_backward(call, acts.gate_up, f.dhidden);
   if (acts.codes[static_cast<size_t>(Module::kExpertsGateUp)].wgrad.empty()) {
-    run(call.queue,
-        PermuteRows{
-            .x = acts.mlp_in, .token_of = acts.token_of, .out = acts.expert_rows, .row_of = acts.row_of});
+    run(call.queue, PermuteRows{.x = expert_input(call, acts),
+                                .token_of = acts.token_of,
+                                .out = acts.expert_rows,
+                                .row_of = acts.row_of});
   }
   linear_backward(call, *linears_.gate_up, acts.expert_rows, acts, acts.gate_up, acts.offsets,
                   acts.expert_rows);
+}
+
+void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s) {
+  ScratchScope scope(call.scratch);
+  const FfnScratch f = take_ffn_scratch(call.dims, true, call.tokens, ArenaTake{call.scratch});
+  const TripScratch t = take_trip_scratch(call.dims, call.tokens, true, ArenaTake{call.scratch});
+  if (exchange_.spreads()) {
+    spread_backward(call, acts, s.dstream, f, t);
+  } else {
+    local_experts_backward(call, acts, s.dstream, f);
+  }
   router_backward(call, acts, f);
   if (linears_.shared_down) {
     linear_backward(call, *linears_.shared_down, acts.shared_hidden, acts, s.dstream, {}, f.dshared_hidden);
     swiglu_backward(call, acts.shared_gate_up, f.dshared_hidden);
     linear_backward(call, *linears_.shared_gate_up, acts.mlp_in, acts, acts.shared_gate_up, {}, f.dshared);
   }
+  if (exchange_.spreads()) return sum_over_ranks(call, t, t.returned, f.dshared, f.drouter_in, s.dnorm);
   // Experts, shared expert and router meet before the norm: one sum in FP32, rounded once.
   run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,

@@ -22,6 +22,7 @@ struct Call {
   // Where the router's statistics of a training forward go; empty: nowhere.
   TensorView router_sums;
   TensorView cos, sin;
+  TensorView dispatch_stats = {};
 };
 
 // Takes blocks from an arena in the form that engine/plan/layout.h wants.

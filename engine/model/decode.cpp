@@ -10,8 +10,8 @@ namespace fp4t {
 void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) const {
   FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
   const auto count = static_cast<int64_t>(rows.tokens.size());
-  FP4T_CHECK(count > 0 && count <= plan.max_decode_tokens, count, " rows to decode, the plan has room for ",
-             plan.max_decode_tokens);
+  FP4T_CHECK((count > 0 || experts.spreads()) && count <= plan.max_decode_tokens, count,
+             " rows to decode, the plan has room for ", plan.max_decode_tokens);
   check_ids(rows.tokens, rows.positions);
   FP4T_CHECK_EQ(rows.slots.size(), rows.tokens.size());
   for (size_t t = 0; t < rows.slots.size(); ++t) {
@@ -64,6 +64,7 @@ Transformer::Drawn Transformer::Impl::decode_and_draw(const Pass& pass, const De
   FP4T_CHECK_EQ(draws.positions.size(), rows.logit_rows.size());
   if (const int64_t bucket = recorded_rows(pass, rows)) return draw_recorded(pass, rows, draws, bucket);
   const TensorView drawn_from = decode(pass, rows);
+  if (rows.logit_rows.empty()) return {};
   // The call has done with its positions and has no targets: drawing reuses both.
   const int64_t n = drawn_from.dim(0);
   const TensorView ids = token_blocks.sample_ids.rows(0, n), positions = token_blocks.positions.rows(0, n);
@@ -85,7 +86,7 @@ TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& 
   Call call = make_call(pass, count, counting);
   call.positions = in.positions;
   call.groups = in.slots;
-  embed(in.tokens, acts.stream[0]);
+  if (count > 0) embed(in.tokens, acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
     const KvCacheView cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache);
     blocks[l].forward(call, acts.stream[l], acts.layers[l], &cache, acts.stream[l + 1]);

@@ -43,8 +43,8 @@ Operand rows_of(const Operand& operand, int64_t begin, int64_t count) {
 }  // namespace
 
 Linear::Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena,
-               const TensorView& stats)
-    : site_(site), param_(weight), stats_(stats) {
+               const TensorView& stats, int64_t first_expert)
+    : site_(site), param_(weight), stats_(stats), first_expert_(first_expert) {
   FP4T_CHECK_EQ(operand_of(weight).elements(), site.matrices() * site.out * site.in, weight.info.name);
   for (const OperandForm& form : cached_forms(plan, site)) {
     Cached c{form, take_cached(form, site, ArenaTake{run_arena}), false};
@@ -108,7 +108,7 @@ Quantize Linear::quantising(const Call& call, const Quantising& what, const Tens
   op.orientation = what.orientation;
   op.draw_key = site_key(pass.seed, Purpose::kRounding, copy,
                          site_id(site_.layer, site_.module, what.gemm, what.operand), pass.step, sample);
-  op.first_expert = site_.groups > 0 ? 0 : -1;
+  op.first_expert = site_.groups > 0 ? first_expert_ : -1;
   op.signs_key =
       site_key(pass.seed, Purpose::kSigns, 0,
                site_id(site_.layer, site_.module, what.gemm, OperandRole::kAct), pass.step, pass.sample_id);

@@ -18,8 +18,10 @@ namespace fp4t {
 
 class Linear {
  public:
-  // Takes the kept codes from `run_arena`; `stats` are the site's monitors, F64 [6, kNumQuantStats].
-  Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena, const TensorView& stats);
+  // Takes the kept codes from `run_arena`; `stats` are the site's monitors, F64 [6, kNumQuantStats]. Of
+  // experts `first_expert` is the number of the first that is here.
+  Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena, const TensorView& stats,
+         int64_t first_expert = 0);
 
   // out [rows, out] = x [rows, in] W^T. `offsets` I32 [E + 1] cuts the rows by expert; empty otherwise.
   // Codes of x go to `keep` where that is not empty, for backward.
@@ -117,6 +119,7 @@ class Linear {
   GemmSite site_;
   Param& param_;
   TensorView stats_;
+  int64_t first_expert_;
   std::vector<Cached> cache_;
   enum class Gradient : uint8_t { kGiven, kToWrite, kWritten };  // kGiven: by whoever filled the buffer
   Gradient gradient_ = Gradient::kGiven;

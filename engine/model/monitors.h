@@ -19,6 +19,10 @@ class Monitors {
   TensorView layer_load(int64_t moe_layer) const {
     return state_.load.rows(moe_layer, 1).reshape({experts_});
   }
+  // F64 [kNumQuantStats] of the rows that go to experts.
+  TensorView dispatch_stats() const {
+    return state_.operand_stats.rows(state_.operand_stats.dim(0) - 1, 1).reshape({kNumQuantStats});
+  }
   TensorView router_sums() const { return state_.router_sums; }
 
   // Something that counts was enqueued.

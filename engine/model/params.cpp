@@ -15,7 +15,7 @@ ParamSet::ParamSet(Arena& run_arena, const Plan& plan, int rank) : plan_(plan), 
   };
   for (const ParamInfo& info : plan.parameters) {
     const ParamBlocks b = take_param(info, plan, rank, take);
-    params_.push_back({info, b.master, b.copy, b.gradient});
+    params_.push_back({info, b.master, b.copy, b.gradient, plan.shards.held(info, rank)});
   }
   for (const BufferInfo& info : plan.buffers) {
     buffers_.push_back({info, run_arena.take(info.name, info.dtype, info.shape)});
@@ -55,16 +55,11 @@ void ParamSet::initialise(Queue& queue, const Plan& plan) {
       continue;
     }
     const bool scaled = p.info.residual_out && model.init.scale_residual;
-    // Draws begin at a tensor's first element: where the master is a part, all are drawn where the gradient
-    // will be.
-    const bool is_part = p.master.shape != p.info.shape;
-    const TensorView whole = is_part ? p.gradient : p.master;
+    if (p.master.elements() == 0) continue;
     run(queue, FillNormal{.key = site_key(plan.run.seed, Purpose::kInit, 0, p.info.tensor_id, 0, 0),
                           .scale = static_cast<float>(model.init.std / (scaled ? depth : 1.0)),
-                          .out = whole});
-    if (!is_part || p.master.elements() == 0) continue;
-    FP4T_CHECK(p.master.dtype == DType::kF32 && whole.dtype == DType::kF32, "master of ", p.info.name);
-    queue.copy(p.master.data, elements_of(whole, owned(p)).data, p.master.bytes());
+                          .out = p.master,
+                          .first_element = (master_is_part(p.info, plan) ? owned(p) : p.held).begin});
   }
   for (Buffer& b : buffers_) queue.fill_bytes(b.data.data, 0, b.data.bytes());
   refresh_copies(queue);
@@ -75,7 +70,7 @@ void ParamSet::refresh_copies(Queue& queue) {
     if (p.copy.empty()) continue;
     const Span elements = owned(p);
     if (elements.count() == 0) continue;
-    run(queue, Cast{.x = master_of(p, elements), .out = elements_of(p.copy, elements)});
+    run(queue, Cast{.x = master_of(p, elements), .out = elements_of(p, p.copy, elements)});
   }
   if (exchange_) exchange_->gather_weights();
 }

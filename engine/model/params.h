@@ -20,6 +20,9 @@ struct Param {
   TensorView copy;      // BF16 copy that products read; empty under the fp32 format, for norms and routers,
                         // and when the master is BF16 itself
   TensorView gradient;  // F32 or BF16
+  // The elements of the logical tensor that copy, gradient and whole masters have: of experts those of this
+  // rank's place in its expert group, else all.
+  Span held;
 };
 
 struct Buffer {
@@ -29,14 +32,15 @@ struct Buffer {
 
 class ShardExchange;
 
-// Elements of a tensor in a row.
-inline TensorView elements_of(const TensorView& whole, const Span& elements) {
-  return whole.reshape({whole.elements()}).rows(elements.begin, elements.count());
+// Elements of the logical tensor in one of a parameter's views that has all that is held, [n].
+inline TensorView elements_of(const Param& p, const TensorView& view, const Span& elements) {
+  FP4T_CHECK_EQ(view.elements(), p.held.count(), p.info.name);
+  return view.reshape({view.elements()}).rows(elements.begin - p.held.begin, elements.count());
 }
 // The master of the elements that a rank owns, [n].
 inline TensorView master_of(const Param& p, const Span& owned) {
   const bool is_part = p.master.elements() == owned.count();
-  return is_part ? p.master.reshape({owned.count()}) : elements_of(p.master, owned);
+  return is_part ? p.master.reshape({owned.count()}) : elements_of(p, p.master, owned);
 }
 
 class ParamSet {

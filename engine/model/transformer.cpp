@@ -16,12 +16,13 @@ Transformer::Impl::Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in
       scratch(queue_in, "scratch", plan_in.memory.scratch_bytes, poison),
       params(run_arena, plan_in, comm.rank()),
       exchange(queue_in, comm, plan_in, params.params(), run_arena),
+      experts(queue_in, comm, plan_in),
+      first_expert(plan_in.axes.expert_index(comm.rank()) * dims.local_experts),
       state(take_state(dims, static_cast<int64_t>(gemm_sites(plan_in).size()), num_moe_layers(plan_in.model),
                        ArenaTake{run_arena})),
       monitors(queue_in, plan_in, state) {
   params.connect(exchange);
   queue.reserve_workspace(plan.memory.workspace_bytes);
-  FP4T_CHECK(plan.parallel.expert == 1, "experts over ", plan.parallel.expert, " ranks");
   build_blocks();
   embedding = &params.find("embed.weight");
   final_weight = &params.find("norm.weight");
@@ -79,7 +80,8 @@ void Transformer::Impl::build_blocks() {
     const std::string name =
         is_head ? (plan.model.tied_head ? "embed.weight" : "head.weight")
                 : "layers." + std::to_string(site.layer) + "." + name_of(site.module) + ".weight";
-    auto linear = std::make_unique<Linear>(plan, site, params.find(name), run_arena, monitors.site_stats(i));
+    auto linear = std::make_unique<Linear>(plan, site, params.find(name), run_arena, monitors.site_stats(i),
+                                           first_expert);
     switch (site.module) {
       case Module::kAttnQkv:
         linears.qkv = std::move(linear);
@@ -108,7 +110,7 @@ void Transformer::Impl::build_blocks() {
     if (is_head || sites[i + 1].layer == site.layer) continue;
     const bool is_moe = is_moe_layer(plan.model, site.layer);
     const TensorView load = is_moe ? monitors.layer_load(moe_layer++) : TensorView{};
-    blocks.emplace_back(plan, site.layer, params, std::move(linears), load);
+    blocks.emplace_back(plan, site.layer, params, experts, std::move(linears), load);
     linears = {};
   }
 }
@@ -125,7 +127,8 @@ Call Transformer::Impl::make_call(const Pass& pass, int64_t tokens, bool countin
           token_blocks.groups.rows(0, tokens),
           pass.count_load ? monitors.router_sums() : TensorView{},
           state.cos,
-          state.sin};
+          state.sin,
+          monitors.dispatch_stats()};
 }
 
 // Checks ---------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ void Transformer::Impl::check_ids(const std::vector<int32_t>& tokens,
 
 void Transformer::Impl::check_batch(const Pass& pass, const TokenBatch& batch) const {
   FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
-  FP4T_CHECK(batch.size() > 0 && batch.size() <= plan.max_tokens, batch.size(),
+  FP4T_CHECK((batch.size() > 0 || experts.spreads()) && batch.size() <= plan.max_tokens, batch.size(),
              " tokens in a batch, the plan has room for ", plan.max_tokens);
   check_ids(batch.tokens, batch.positions);
   FP4T_CHECK_EQ(batch.targets.size(), batch.tokens.size());
@@ -194,12 +197,12 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   upload(batch.doc_begin, token_blocks.groups);
 
   const Call call = make_call(pass, tokens, true);
-  embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
+  if (tokens > 0) embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
     blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
   }
-  final_norm(k.acts.stream.back(), k.acts.final_in, k.acts.final_rstd);
-  {
+  if (tokens > 0) {
+    final_norm(k.acts.stream.back(), k.acts.final_in, k.acts.final_rstd);
     ScratchScope scope(scratch);
     take_stream_scratch(dims, tokens, ArenaTake{scratch});
     head->begin(k.acts.final_in, token_blocks, take_logits(plan, dims, ArenaTake{scratch}));
@@ -210,6 +213,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
 
 void Transformer::Impl::score(const Pass& pass, const Scoring& scoring) {
   FP4T_CHECK(kept.has_value(), "scores without a forward");
+  if (kept->tokens == 0) return;
   ScratchScope scope(scratch);
   scratch.reclaim(kept->logits_end);
   head->score(make_call(pass, kept->tokens, true), scoring);
@@ -232,18 +236,20 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
   ScratchScope scope(scratch);
   const StreamScratch s = take_stream_scratch(dims, kept->tokens, ArenaTake{scratch});
 
-  {
-    ScratchScope logits(scratch);
-    scratch.reclaim(kept->logits_end);
-    head->backward(call, scoring, lse_slope, s.dnorm);
+  if (kept->tokens > 0) {
+    {
+      ScratchScope logits(scratch);
+      scratch.reclaim(kept->logits_end);
+      head->backward(call, scoring, lse_slope, s.dnorm);
+    }
+    run(queue, NormBackward{.x = acts.stream.back(),
+                            .weight = final_weight->master,
+                            .rstd = acts.final_rstd,
+                            .dout = s.dnorm,
+                            .dresidual = {},
+                            .dx = s.dstream,
+                            .dweight = final_weight->gradient});
   }
-  run(queue, NormBackward{.x = acts.stream.back(),
-                          .weight = final_weight->master,
-                          .rstd = acts.final_rstd,
-                          .dout = s.dnorm,
-                          .dresidual = {},
-                          .dx = s.dstream,
-                          .dweight = final_weight->gradient});
   for (size_t l = blocks.size(); l-- > 0;) {
     if (kept->keep == Keep::kInputs) {
       // Writes the same bits over the block's output, which nothing reads any more.
@@ -251,9 +257,11 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
     }
     blocks[l].backward(call, acts.stream[l], acts.layers[l], s);
   }
-  run(queue, EmbedBackward{.dout = s.dstream,
-                           .tokens = token_blocks.tokens.rows(0, kept->tokens),
-                           .dtable = embedding->gradient});
+  if (kept->tokens > 0) {
+    run(queue, EmbedBackward{.dout = s.dstream,
+                             .tokens = token_blocks.tokens.rows(0, kept->tokens),
+                             .dtable = embedding->gradient});
+  }
   forget();  // gate and up were overwritten
 }
 

@@ -92,6 +92,8 @@ class Transformer {
   ShardExchange& shard_exchange();
 
   // Runs a packed batch up to its last norm. Keeps what backward needs when pass.backward is set.
+  // Where experts are spread over ranks, all ranks of a group make the same calls of forward, backward and
+  // decode, with an empty batch those that have no tokens.
   void forward(const Pass& pass, const TokenBatch& batch);
 
   // Continues the last forward: log-probabilities of its targets, into the token buffers.

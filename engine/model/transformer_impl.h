@@ -62,6 +62,8 @@ struct Transformer::Impl {
   Arena run_arena, step_arena, scratch;
   ParamSet params;
   ShardExchange exchange;
+  ExpertExchange experts;
+  int64_t first_expert;  // that this rank has
   StateBlocks state;
   Monitors monitors;
   std::vector<Block> blocks;

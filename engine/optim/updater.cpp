@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/plan/layout.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -52,7 +53,7 @@ Updater::Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Are
     std::vector<ParamInfo> infos;
     for (const Param& p : params) {
       infos.push_back(p.info);
-      if (is_muon_parameter(p.info)) largest = std::max(largest, p.info.shape.elements());
+      if (is_muon_parameter(p.info)) largest = std::max(largest, p.held.count());
     }
     muon_update_ = arena.take("optimizer scratch", DType::kF32, {largest});
     newton_schulz_ = std::make_unique<NewtonSchulz>(queue, arena, infos);
@@ -80,13 +81,13 @@ void Updater::sum_squares_over_ranks() {
   int64_t next = 0;
   for (const Param& p : params_) {
     const Span owned = plan_.shards.owned(p.info, rank_);
-    for (int64_t begin = 0; begin < p.info.shape.elements(); begin += kNormChunk, ++next) {
-      const int64_t end = std::min(begin + kNormChunk, p.info.shape.elements());
-      if (begin < owned.begin || end > owned.end) continue;  // pieces end between chunks
-      run(queue_, SumSquares{.x = elements_of(p.gradient, {begin, end}),
-                             .sum = chunk_sums_.rows(2 * next, 1),
-                             .nonfinite = chunk_sums_.rows(2 * next + 1, 1)});
-    }
+    for_norm_chunks(p.info, [&](const Span& chunk) {
+      const int64_t i = next++;
+      if (chunk.begin < owned.begin || chunk.end > owned.end) return;  // pieces end between chunks
+      run(queue_, SumSquares{.x = elements_of(p, p.gradient, chunk),
+                             .sum = chunk_sums_.rows(2 * i, 1),
+                             .nonfinite = chunk_sums_.rows(2 * i + 1, 1)});
+    });
   }
   std::vector<double> chunks = queue_.download(chunk_sums_.data, chunk_sums_.bytes()).values<double>();
   // Every entry is one rank's and the others' zero, so this sum is exact.
@@ -95,10 +96,10 @@ void Updater::sum_squares_over_ranks() {
   next = 0;
   for (const Param& p : params_) {
     double sum = 0, nonfinite = 0;
-    for (int64_t begin = 0; begin < p.info.shape.elements(); begin += kNormChunk, ++next) {
+    for_norm_chunks(p.info, [&](const Span&) {
       sum += chunks[static_cast<size_t>(2 * next)];
-      nonfinite += chunks[static_cast<size_t>(2 * next + 1)];
-    }
+      nonfinite += chunks[static_cast<size_t>(2 * next++ + 1)];
+    });
     sums[0] += sum;
     sums[1] += nonfinite;
   }
@@ -167,12 +168,12 @@ void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t upd
   const auto t = static_cast<double>(update);
   const Span owned = plan_.shards.owned(param.info, rank_);
   run(queue_,
-      AdamWStep{.grad = elements_of(param.gradient, owned),
+      AdamWStep{.grad = elements_of(param, param.gradient, owned),
                 .grad_scale = clip_,
                 .master = master_of(param, owned),
                 .m = flat(moments.m),
                 .v = flat(moments.v),
-                .copy = param.copy.empty() ? param.copy : elements_of(param.copy, owned),
+                .copy = param.copy.empty() ? param.copy : elements_of(param, param.copy, owned),
                 .lr = static_cast<float>(spec.learning_rate * factor),
                 .beta1 = static_cast<float>(spec.beta1),
                 .beta2 = static_cast<float>(spec.beta2),
@@ -187,8 +188,10 @@ void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t upd
 
 void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
                           PhiloxKey key) {
-  const int64_t elements = param.info.shape.elements();
+  const int64_t elements = param.held.count();
   FP4T_CHECK_EQ(plan_.shards.owned(param.info, rank_).count(), elements, "of a parameter that Muon updates");
+  ParamInfo held = param.info;
+  held.shape = held_shape(param.info, plan_, rank_);
   const int64_t columns = param.info.shape[param.info.shape.rank() - 1];
   const TensorView update = {muon_update_.data, DType::kF32, {elements}};
   run(queue_, MuonMomentum{.grad = flat(param.gradient),
@@ -196,9 +199,10 @@ void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param
                            .momentum = flat(moments.m),
                            .beta = static_cast<float>(spec.muon_momentum),
                            .update = update,
-                           .store_key = key});
+                           .store_key = key,
+                           .first_element = param.held.begin});
   const TensorView matrices = update.reshape({elements / columns, columns});
-  for (const RowSlice& slice : muon_matrices(param.info, plan_.model)) {
+  for (const RowSlice& slice : muon_matrices(held, plan_.model)) {
     newton_schulz_->orthogonalise(matrices.rows(slice.begin, slice.count), spec.muon_iterations);
   }
   run(queue_, ApplyUpdate{.update = update,
@@ -207,7 +211,8 @@ void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param
                           .lr = static_cast<float>(spec.muon_learning_rate * factor),
                           .scale = 1.0f,
                           .weight_decay = static_cast<float>(spec.weight_decay),
-                          .store_key = key});
+                          .store_key = key,
+                          .first_element = param.held.begin});
 }
 
 std::vector<NamedTensor> Updater::state() const {

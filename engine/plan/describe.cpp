@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "engine/plan/layout.h"
 #include "engine/plan/plan.h"
 
 namespace fp4t {
@@ -58,11 +59,19 @@ std::string model_text(const Plan& plan) {
   return text;
 }
 
+std::string experts_text(const Plan& plan) {
+  if (plan.axes.expert == 1) return "";
+  const ModelDims d = dims_of(plan);
+  return detail::concat("  ", d.local_experts, " experts a rank, which take ", grouped(d.round_rows),
+                        " rows in a round; the worst routing takes ", worst_rounds(plan), " rounds\n");
+}
+
 std::string ranks_text(const Plan& plan) {
   if (plan.axes.ranks() == 1) return "";
   return detail::concat("ranks\n  ", plan.axes.ranks(), ": data ", plan.axes.data, " x expert ",
                         plan.axes.expert, "; masters and moments of at most ",
-                        grouped(plan.shards.largest_row()), " parameters a rank\n");
+                        grouped(plan.shards.largest_owned()), " parameters a rank\n") +
+         experts_text(plan);
 }
 
 std::string stage_text(const Plan& plan, const StagePlan& stage) {

@@ -1,12 +1,20 @@
 #include "engine/plan/layout.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/base/arena.h"
 #include "kernels/base/numeric.h"
 #include "kernels/ops/quantize.h"
 
 namespace fp4t {
+
+namespace {
+// Rows that one rank's experts get when all tokens of all ranks choose as many of them as they can.
+int64_t most_rows(const ModelDims& d, int64_t tokens) {
+  return d.expert_ranks * tokens * std::min(d.top_k, d.local_experts);
+}
+}  // namespace
 
 ModelDims dims_of(const Plan& plan) {
   const ModelSpec& m = plan.model;
@@ -28,18 +36,54 @@ ModelDims dims_of(const Plan& plan) {
   d.mlp_hidden = m.mlp_hidden;
   d.qk_norm = m.qk_norm;
   d.act = plan.act;
+  d.expert_ranks = plan.axes.expert;
+  d.local_experts = m.moe.experts / plan.axes.expert;
+  if (d.spreads_experts()) {
+    const int64_t tokens = std::max(plan.max_tokens, plan.max_decode_tokens);
+    const double even = static_cast<double>(tokens * d.top_k), factor = plan.parallel.receive_factor;
+    const int64_t most = most_rows(d, tokens);
+    d.round_rows = factor == 0 ? most : std::min(most, static_cast<int64_t>(std::ceil(factor * even)));
+    d.round_rows = std::max<int64_t>(d.round_rows, 1);
+    d.receive_rows = d.round_rows + std::min(d.top_k, d.local_experts) - 1;
+  }
+  for (const TablePair& tables : table_pairs(plan)) {
+    d.codes_dispatch = d.codes_dispatch || dispatch_spec(tables.forward->dispatch).quantised();
+  }
   return d;
+}
+
+QuantSpec dispatch_spec(Format format) {
+  QuantSpec spec;
+  spec.format = format;
+  if (format == Format::kNvfp4) {
+    spec.scale_scope = ScaleScope::kRow;
+    spec.scale_round = ScaleRound::kPow2;
+  }
+  return spec;
+}
+
+int64_t worst_rounds(const Plan& plan) {
+  const ModelDims d = dims_of(plan);
+  return ceil_div(most_rows(d, std::max(plan.max_tokens, plan.max_decode_tokens)), d.round_rows);
+}
+
+int64_t round_elements(const ShardRow& row) {
+  constexpr int64_t kAllMembers = int64_t{16} << 20;
+  return std::min(row.largest_piece(), std::max(kNormChunk, kAllMembers / row.members()));
 }
 
 int64_t exchange_elements(const Plan& plan) {
   if (!plan.shards.is_sharded()) return 0;
-  constexpr int64_t kAllRanks = int64_t{16} << 20;
-  return std::min(plan.shards.largest_row(), std::max(kNormChunk, kAllRanks / plan.axes.ranks()));
+  const auto of = [](const ShardRow& row) { return row.members() * round_elements(row); };
+  const int64_t everywhere = of(plan.shards.everywhere());
+  return plan.shards.spreads_experts() ? std::max(everywhere, of(plan.shards.experts(0))) : everywhere;
 }
 
 int64_t norm_chunks(const Plan& plan) {
   int64_t n = 0;
-  for (const ParamInfo& p : plan.parameters) n += ceil_div(p.shape.elements(), kNormChunk);
+  for (const ParamInfo& p : plan.parameters) {
+    for_norm_chunks(p, [&n](const Span&) { ++n; });
+  }
   return n;
 }
 
@@ -64,9 +108,9 @@ GemmSite site_of(const ModelDims& d, int64_t layer, Module module) {
     case Module::kMlpDown:
       return {layer, module, 0, d.hidden, d.mlp_hidden};
     case Module::kExpertsGateUp:
-      return {layer, module, d.experts, 2 * d.expert_hidden, d.hidden};
+      return {layer, module, d.local_experts, 2 * d.expert_hidden, d.hidden};
     case Module::kExpertsDown:
-      return {layer, module, d.experts, d.hidden, d.expert_hidden};
+      return {layer, module, d.local_experts, d.hidden, d.expert_hidden};
     case Module::kSharedGateUp:
       return {layer, module, 0, 2 * d.shared_hidden, d.hidden};
     case Module::kSharedDown:
@@ -90,7 +134,7 @@ std::vector<GemmSite> gemm_sites(const Plan& plan) {
 }
 
 int64_t site_rows(const ModelDims& dims, const GemmSite& site, int64_t tokens) {
-  return site.groups > 0 ? tokens * dims.top_k : tokens;
+  return site.groups > 0 ? expert_rows(dims, tokens) : tokens;
 }
 
 std::vector<TablePair> table_pairs(const Plan& plan) {

@@ -1,7 +1,9 @@
 // What the arenas hold, block by block: one description that engine/plan/memory.cpp prices and
 // engine/model allocates. `take(block, dtype, shape) -> TensorView` is an arena's take, or a counter.
 //
-// Shape legend: T tokens of a call, R = T * top_k rows of the permuted order, D hidden, E experts.
+// Shape legend: T tokens of a call, R rows of the experts, T * top_k of them where they lie on this rank
+// alone, D hidden, E experts. Where they are spread over ranks: X ranks, L experts on each, G guests at most
+// (tokens that came to this rank's experts), S tokens sent, one a (token, rank).
 #pragma once
 
 #include <algorithm>
@@ -27,8 +29,23 @@ struct ModelDims {
   int64_t expert_hidden, shared_hidden, mlp_hidden;  // FFN widths; shared 0: none
   bool qk_norm;
   DType act;
+  int64_t expert_ranks, local_experts;  // X, L
+  // Rows that this rank's experts take in one round, whichever of their ranks they come from; 0 where experts
+  // are not spread. The last token may begin in row round_rows - 1; its rows stay together.
+  int64_t receive_rows, round_rows;
+  bool codes_dispatch;  // in any table
+  bool spreads_experts() const { return expert_ranks > 1; }
 };
 ModelDims dims_of(const Plan& plan);
+// How rows travel to experts, by a table's format: codes whose values BF16 holds and that depend on their row
+// alone, so that a token's bits are the same wherever its experts are. Not quantised: as they are.
+QuantSpec dispatch_spec(Format format);
+// Rows of the experts in a call of T tokens.
+inline int64_t expert_rows(const ModelDims& d, int64_t tokens) {
+  return d.spreads_experts() ? d.receive_rows : tokens * d.top_k;
+}
+// Rounds that the worst routing takes: every token of every rank with all its choices on one of them.
+int64_t worst_rounds(const Plan& plan);
 
 // What stays of a forward for what comes after it.
 enum class Keep : uint8_t {
@@ -152,6 +169,11 @@ struct LayerActs {
   // [R, D]: the experts' input, then their output; in backward the gradient of the output, the input again,
   // its gradient.
   TensorView expert_rows;
+  // Where experts are spread: the tokens that came, what they chose (-1: of another rank), their rows here.
+  // Where dispatch is coded, the experts' input are `guests`, too: decoded.
+  TensorView guests, guest_gates;            // [G, D], F32 [G, k]
+  TensorView guest_experts, guest_row_of;    // I32 [G, k]
+  TensorView expert_offsets, guest_of;       // I32 [L + 1], [R]
   TensorView shared_gate_up, shared_hidden;  // [T, 2 Fs], [T, Fs]
   // rows of the FFN: R in MoE blocks, T in dense ones
   TensorView gate_up, hidden;                    // [rows, 2F], [rows, F]
@@ -189,13 +211,23 @@ LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, const
     a.row_of = take("router", DType::kI32, {tokens, d.top_k});
     a.offsets = take("router", DType::kI32, {d.experts + 1});
     a.token_of = take("router", DType::kI32, {choices});
-    a.expert_rows = take("experts", d.act, {choices, d.hidden});
+    a.expert_rows = take("experts", d.act, {expert_rows(d, tokens), d.hidden});
+    const int64_t guests = d.spreads_experts() ? d.receive_rows : tokens;
+    if (d.spreads_experts() || d.codes_dispatch) a.guests = take("experts", d.act, {guests, d.hidden});
+    if (d.spreads_experts()) {
+      a.guest_gates = take("experts", DType::kF32, {guests, d.top_k});
+      a.guest_experts = take("experts", DType::kI32, {guests, d.top_k});
+      a.guest_row_of = take("experts", DType::kI32, {guests, d.top_k});
+      a.expert_offsets = take("experts", DType::kI32, {d.local_experts + 1});
+      a.guest_of = take("experts", DType::kI32, {guests});
+    }
     if (d.shared_hidden > 0) {
       a.shared_gate_up = take("shared experts", d.act, {tokens, 2 * d.shared_hidden});
       a.shared_hidden = take("shared experts", d.act, {tokens, d.shared_hidden});
     }
   }
-  const int64_t rows = is_moe ? choices : tokens, width = is_moe ? d.expert_hidden : d.mlp_hidden;
+  const int64_t rows = is_moe ? expert_rows(d, tokens) : tokens;
+  const int64_t width = is_moe ? d.expert_hidden : d.mlp_hidden;
   a.gate_up = take(is_moe ? "experts" : "mlp", d.act, {rows, 2 * width});
   a.hidden = lenders.hidden ? lenders.hidden->hidden : take(is_moe ? "experts" : "mlp", d.act, {rows, width});
   return a;
@@ -386,13 +418,12 @@ struct FfnScratch {
 };
 template <class Take>
 FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
-  const int64_t choices = tokens * d.top_k;
   FfnScratch s;
   if (!is_moe) {
     s.dhidden = take("ffn backward", d.act, {tokens, d.mlp_hidden});
     return s;
   }
-  s.dhidden = take("ffn backward", d.act, {choices, d.expert_hidden});
+  s.dhidden = take("ffn backward", d.act, {expert_rows(d, tokens), d.expert_hidden});
   s.dgates = take("ffn backward", DType::kF32, {tokens, d.top_k});
   s.drouter = take("ffn backward", DType::kF32, {tokens, d.experts});
   s.drouter_in = take("ffn backward", DType::kF32, {tokens, d.hidden});
@@ -400,6 +431,52 @@ FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Tak
     s.dshared = take("ffn backward", d.act, {tokens, d.hidden});
     s.dshared_hidden = take("ffn backward", d.act, {tokens, d.shared_hidden});
   }
+  return s;
+}
+
+// Between a call's tokens and experts of other ranks. A round sends and returns rows one after another; what
+// came back stays until all rounds are over.
+struct TripScratch {
+  TensorView sent, sent_choices;         // act [S, D], F32 [S, k]: on their way
+  TensorView guest_dout, guest_dgates;   // act [G, D], F32 [G, k]: backward
+  TensorView partial;                    // F32 [G, D]
+  TensorView returned, returned_dgates;  // F32 [S, D], [S, k]
+  TensorView place_of, rank_of;          // I32 [T, X]: a token's rows in `returned`, -1 for none
+};
+template <class Take>
+TripScratch take_trip_scratch(const ModelDims& d, int64_t tokens, bool backward, Take&& take) {
+  TripScratch s;
+  if (!d.spreads_experts()) return s;
+  const int64_t sent = tokens * std::min(d.top_k, d.expert_ranks), guests = d.receive_rows;
+  s.sent = take("experts of other ranks", d.act, {sent, d.hidden});
+  s.sent_choices = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  s.partial = take("experts of other ranks", DType::kF32, {guests, d.hidden});
+  s.returned = take("experts of other ranks", DType::kF32, {sent, d.hidden});
+  s.place_of = take("experts of other ranks", DType::kI32, {tokens, d.expert_ranks});
+  s.rank_of = take("experts of other ranks", DType::kI32, {tokens, d.expert_ranks});
+  if (!backward) return s;
+  s.guest_dout = take("experts of other ranks", d.act, {guests, d.hidden});
+  s.guest_dgates = take("experts of other ranks", DType::kF32, {guests, d.top_k});
+  s.returned_dgates = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  return s;
+}
+
+// Codes of a call's rows, those on their way, and those that came; empty where dispatch is not coded.
+struct DispatchScratch {
+  QuantView own, sent, guests;
+};
+template <class Take>
+DispatchScratch take_dispatch_scratch(const ModelDims& d, Format format, int64_t tokens, Take&& take) {
+  DispatchScratch s;
+  const QuantSpec spec = dispatch_spec(format);
+  if (!spec.quantised()) return s;
+  const auto codes = [&](int64_t rows) {
+    return take_quant("dispatch codes", quant_layout(spec, GroupAxis::kRows, 1, rows, d.hidden), take);
+  };
+  s.own = codes(tokens);
+  if (!d.spreads_experts()) return s;
+  s.sent = codes(tokens * std::min(d.top_k, d.expert_ranks));
+  s.guests = codes(d.receive_rows);
   return s;
 }
 
@@ -431,6 +508,11 @@ inline bool has_copy(const ParamInfo& p, const Plan& plan) {
 inline bool master_is_part(const ParamInfo& p, const Plan& plan) {
   return plan.shards.is_sharded() && has_copy(p, plan);
 }
+// What a rank holds of a parameter: all, or its experts.
+inline Shape held_shape(const ParamInfo& p, const Plan& plan, int64_t rank) {
+  const int64_t held = plan.shards.held(p, rank).count();
+  return held == p.shape.elements() ? p.shape : Shape{held / matrix_elements(p), p.shape[1], p.shape[2]};
+}
 // Moments, and masters that ranks share: of what this rank owns; whole on one rank.
 inline Shape owned_shape(const ParamInfo& p, const Plan& plan, int64_t rank) {
   return plan.shards.is_sharded() ? Shape{plan.shards.owned(p, rank).count()} : p.shape;
@@ -438,14 +520,17 @@ inline Shape owned_shape(const ParamInfo& p, const Plan& plan, int64_t rank) {
 template <class Take>
 ParamBlocks take_param(const ParamInfo& p, const Plan& plan, int64_t rank, Take&& take) {
   ParamBlocks b;
+  const Shape held = held_shape(p, plan, rank);
   b.master = take("masters", master_dtype(p, plan.dtypes),
-                  master_is_part(p, plan) ? owned_shape(p, plan, rank) : p.shape);
-  if (has_copy(p, plan)) b.copy = take("BF16 copies", DType::kBf16, p.shape);
-  b.gradient = take("gradients", p.gradient, p.shape);
+                  master_is_part(p, plan) ? owned_shape(p, plan, rank) : held);
+  if (has_copy(p, plan)) b.copy = take("BF16 copies", DType::kBf16, held);
+  b.gradient = take("gradients", p.gradient, held);
   return b;
 }
 
-// Buffers for one round of engine/model/shard_exchange.h: elements of a rank's piece, and all ranks' of them.
+// Elements of each piece of a row that one round of engine/model/shard_exchange.h moves.
+int64_t round_elements(const ShardRow& row);
+// Of all pieces together, in the largest round.
 int64_t exchange_elements(const Plan& plan);
 struct ExchangeBlocks {
   TensorView here, there;
@@ -453,7 +538,7 @@ struct ExchangeBlocks {
 template <class Take>
 ExchangeBlocks take_exchange(const Plan& plan, Take&& take) {
   ExchangeBlocks b;
-  const Shape all = {plan.axes.ranks() * exchange_elements(plan)};
+  const Shape all = {exchange_elements(plan)};
   b.here = take("rank exchange", DType::kF32, all);
   b.there = take("rank exchange", DType::kF32, all);
   return b;
@@ -466,7 +551,7 @@ inline constexpr int kOperandsPerSite = 6;
 
 struct StateBlocks {
   TensorView cos, sin;       // F32 [max_positions, head_dim / 2]
-  TensorView operand_stats;  // F64 [sites * 6, kNumQuantStats]
+  TensorView operand_stats;  // F64 [sites * 6 + 1, kNumQuantStats], the last of dispatch
   TensorView router_sums;    // F64 [2]
   TensorView load;           // I64 [MoE layers, E]
 };
@@ -475,7 +560,7 @@ StateBlocks take_state(const ModelDims& d, int64_t num_sites, int64_t num_moe_la
   StateBlocks b;
   b.cos = take("rotary tables", DType::kF32, {d.max_positions, d.head_dim / 2});
   b.sin = take("rotary tables", DType::kF32, {d.max_positions, d.head_dim / 2});
-  b.operand_stats = take("monitors", DType::kF64, {num_sites * kOperandsPerSite, kNumQuantStats});
+  b.operand_stats = take("monitors", DType::kF64, {num_sites * kOperandsPerSite + 1, kNumQuantStats});
   b.router_sums = take("monitors", DType::kF64, {2});
   b.load = take("monitors", DType::kI64, {num_moe_layers, d.experts});
   return b;

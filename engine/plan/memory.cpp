@@ -1,6 +1,7 @@
 #include "engine/plan/memory.h"
 
 #include <algorithm>
+#include <set>
 
 #include "engine/plan/layout.h"
 #include "kernels/base/arena.h"
@@ -52,7 +53,7 @@ void price_muon(const Plan& plan, Pricer& p) {
   for (const ParamInfo& info : plan.parameters) {
     if (info.role != ParamRole::kGemmWeight && info.role != ParamRole::kExpertWeight) continue;
     const int last = info.shape.rank() - 1;
-    parameter = std::max(parameter, info.shape.elements());
+    parameter = std::max(parameter, plan.shards.held(info, 0).count());  // all hold as much
     matrix = std::max(matrix, info.shape[last - 1] * info.shape[last]);
     side = std::max(side, std::min(info.shape[last - 1], info.shape[last]));
   }
@@ -85,7 +86,7 @@ Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims,
   if (needs_reference(plan)) {
     for (const ParamInfo& info : plan.parameters) {
       p("reference policy", master_dtype(info, plan.dtypes),
-        master_is_part(info, plan) ? owned_shape(info, plan, rank) : info.shape);
+        master_is_part(info, plan) ? owned_shape(info, plan, rank) : held_shape(info, plan, rank));
     }
     for (const BufferInfo& b : plan.buffers) p("reference policy", b.dtype, b.shape);
   }
@@ -139,12 +140,22 @@ int64_t largest_gemm_scratch(const Plan& plan, const ModelDims& dims, const std:
 // operands.
 Pricer largest_block_scratch(const Plan& plan, const ModelDims& dims) {
   std::vector<Pricer> parts;
+  std::set<Format> dispatch_formats = {Format::kBf16};
+  for (const TablePair& tables : table_pairs(plan)) dispatch_formats.insert(tables.forward->dispatch);
   for (int64_t l = 0; l < dims.layers; ++l) {
     const bool is_moe = is_moe_layer(plan.model, l);
-    for (int64_t tokens : {plan.max_tokens, plan.max_decode_tokens}) {
-      take_forward_scratch(dims, is_moe, tokens, parts.emplace_back());
+    for (const Format dispatch : dispatch_formats) {
+      for (int64_t tokens : {plan.max_tokens, plan.max_decode_tokens}) {
+        take_forward_scratch(dims, is_moe, tokens, parts.emplace_back());
+        if (!is_moe) continue;
+        take_trip_scratch(dims, tokens, false, parts.back());
+        take_dispatch_scratch(dims, dispatch, tokens, parts.back());
+      }
+      take_ffn_scratch(dims, is_moe, plan.max_tokens, parts.emplace_back());
+      if (!is_moe) continue;
+      take_trip_scratch(dims, plan.max_tokens, true, parts.back());
+      take_dispatch_scratch(dims, dispatch, plan.max_tokens, parts.back());
     }
-    take_ffn_scratch(dims, is_moe, plan.max_tokens, parts.emplace_back());
   }
   take_attention_scratch(dims, plan.max_tokens, parts.emplace_back());
   take_logits(plan, dims, parts.emplace_back());

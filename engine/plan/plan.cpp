@@ -166,7 +166,7 @@ void finish_parameters(Plan& plan) {
   }
   if (plan.axes.ranks() > 1) {
     const auto cut = uses_muon(plan) ? ShardTable::Cut::kParameters : ShardTable::Cut::kChunks;
-    plan.shards = ShardTable(plan.parameters, plan.axes.ranks(), cut);
+    plan.shards = ShardTable(plan.parameters, plan.axes, cut);
   }
 }
 

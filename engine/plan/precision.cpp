@@ -137,7 +137,7 @@ class StageResolver {
     QuantSpec format_only;
     format_only.format = cell.spec.format;
     if (cell.spec != format_only) problems_.cell(cell.rule, name, "takes format only");
-    const bool known = format == Format::kBf16 || format == Format::kFp32 ||
+    const bool known = format == Format::kBf16 || format == Format::kFp32 || m == Module::kDispatch ||
                        (m == Module::kKvCache && format == Format::kMxfp8);
     if (!known) {
       problems_.cell(cell.rule, name,

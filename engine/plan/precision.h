@@ -65,7 +65,7 @@ struct ForwardTable {
   ForwardCell head;
   Format embed = Format::kBf16;     // bf16, or fp32 when every cell is
   Format kv_cache = Format::kBf16;  // bf16, mxfp8, fp32; the trainer's forward has the sampler's
-  Format dispatch = Format::kBf16;
+  Format dispatch = Format::kBf16;  // of the rows that experts get, wherever these are
   const ForwardCell& cell(int64_t layer, Module m) const {
     return m == Module::kHead ? head : layers[static_cast<size_t>(layer)][static_cast<size_t>(m)];
   }

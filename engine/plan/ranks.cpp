@@ -6,44 +6,95 @@
 
 namespace fp4t {
 
-ShardTable::ShardTable(const std::vector<ParamInfo>& parameters, int64_t ranks, Cut cut) {
-  FP4T_CHECK(ranks >= 1, ranks, " ranks");
+ShardRow::ShardRow(const std::vector<ParamInfo>& parameters,
+                   const std::vector<std::pair<size_t, Span>>& parts, int64_t members, Cut cut) {
+  FP4T_CHECK(members >= 1, members, " ranks");
   std::vector<int64_t> places;  // where a piece may begin
   int64_t row = 0;
-  for (const ParamInfo& p : parameters) {
-    FP4T_CHECK_EQ(static_cast<size_t>(p.tensor_id), offsets_.size());
-    const int64_t n = p.shape.elements();
-    offsets_.push_back(row);
-    for (int64_t at = 0; at < n; at += cut == Cut::kChunks ? kNormChunk : n) places.push_back(row + at);
-    row += n;
+  for (const auto& [parameter, elements] : parts) {
+    if (elements.count() == 0) continue;
+    if (cut == Cut::kParameters) {
+      places.push_back(row);
+    } else {
+      for_norm_chunks(parameters[parameter], [&, &held = elements](const Span& chunk) {
+        if (chunk.begin < held.begin || chunk.end > held.end) return;
+        places.push_back(row + chunk.begin - held.begin);
+      });
+    }
+    parts_.push_back({parameter, elements, row});
+    row += elements.count();
   }
-  offsets_.push_back(row);
   places.push_back(row);
-  for (int64_t r = 0; r <= ranks; ++r) {
-    const int64_t wanted = part_of(row, r, ranks).begin;
+  for (int64_t m = 0; m <= members; ++m) {
+    const int64_t wanted = part_of(row, m, members).begin;
     cuts_.push_back(*std::lower_bound(places.begin(), places.end(), wanted));
   }
 }
 
-Span ShardTable::row(int64_t rank) const {
-  FP4T_CHECK(rank >= 0 && rank + 1 < static_cast<int64_t>(cuts_.size()), "rank ", rank);
-  const auto r = static_cast<size_t>(rank);
-  return {cuts_[r], cuts_[r + 1]};
+Span ShardRow::piece(int64_t member) const {
+  FP4T_CHECK(member >= 0 && member < members(), "member ", member, " of ", members());
+  const auto m = static_cast<size_t>(member);
+  return {cuts_[m], cuts_[m + 1]};
 }
 
-int64_t ShardTable::largest_row() const {
+int64_t ShardRow::largest_piece() const {
   int64_t most = 0;
-  for (size_t r = 0; r + 1 < cuts_.size(); ++r) most = std::max(most, cuts_[r + 1] - cuts_[r]);
+  for (int64_t m = 0; m < members(); ++m) most = std::max(most, piece(m).count());
   return most;
 }
 
-Span ShardTable::owned(const ParamInfo& parameter, int64_t rank) const {
+Span ShardRow::owned(size_t parameter, int64_t member) const {
+  const auto part = std::partition_point(parts_.begin(), parts_.end(),
+                                         [&](const Part& p) { return p.parameter < parameter; });
+  if (part == parts_.end() || part->parameter != parameter) return {};
+  const Span mine = piece(member);
+  const int64_t begin = std::clamp(mine.begin, part->at, part->end());
+  const int64_t end = std::clamp(mine.end, begin, part->end());
+  const int64_t shift = part->elements.begin - part->at;
+  return {begin + shift, end + shift};
+}
+
+ShardTable::ShardTable(const std::vector<ParamInfo>& parameters, const Axes& axes, Cut cut) : axes_(axes) {
+  FP4T_CHECK(axes.data >= 1 && axes.expert >= 1, axes.data, " x ", axes.expert, " ranks");
+  if (axes.ranks() == 1) return;
+  std::vector<std::pair<size_t, Span>> everywhere;
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    FP4T_CHECK_EQ(static_cast<size_t>(parameters[p].tensor_id), p);
+    if (!is_spread(parameters[p])) everywhere.emplace_back(p, Span{0, parameters[p].shape.elements()});
+  }
+  rows_.emplace_back(parameters, everywhere, axes.ranks(), cut);
+  for (int64_t x = 0; spreads_experts() && x < axes.expert; ++x) {
+    std::vector<std::pair<size_t, Span>> experts;
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      if (is_spread(parameters[p])) experts.emplace_back(p, held(parameters[p], x));
+    }
+    rows_.emplace_back(parameters, experts, axes.data, cut);
+  }
+}
+
+Span ShardTable::held(const ParamInfo& parameter, int64_t rank) const {
   const int64_t n = parameter.shape.elements();
-  if (!is_sharded()) return {0, n};
-  const int64_t offset = offsets_.at(parameter.tensor_id);
-  const Span mine = row(rank);
-  const int64_t begin = std::clamp(mine.begin - offset, int64_t{0}, n);
-  return {begin, std::clamp(mine.end - offset, begin, n)};
+  if (!is_spread(parameter)) return {0, n};
+  FP4T_CHECK_EQ(parameter.shape[0] % axes_.expert, 0, parameter.name, ": experts by parallel.expert");
+  return part_of(n, axes_.expert_index(rank), axes_.expert);
+}
+
+Span ShardTable::owned(const ParamInfo& parameter, int64_t rank) const {
+  if (!is_sharded()) return {0, parameter.shape.elements()};
+  const size_t p = parameter.tensor_id;
+  if (!is_spread(parameter)) return everywhere().owned(p, rank);
+  return experts(axes_.expert_index(rank)).owned(p, axes_.data_index(rank));
+}
+
+int64_t ShardTable::largest_owned() const {
+  if (!is_sharded()) return 0;
+  int64_t most = 0;
+  for (int64_t rank = 0; rank < axes_.ranks(); ++rank) {
+    int64_t n = everywhere().piece(rank).count();
+    if (spreads_experts()) n += experts(axes_.expert_index(rank)).piece(axes_.data_index(rank)).count();
+    most = std::max(most, n);
+  }
+  return most;
 }
 
 }  // namespace fp4t

@@ -1,5 +1,5 @@
 // How a run is spread over ranks (DESIGN.md section 6; engine/comm/README.md): the axes, and what each rank
-// owns. Pure functions; all arithmetic on ranks is here.
+// holds and owns. Pure functions; all arithmetic on ranks is here.
 #pragma once
 
 #include <algorithm>
@@ -33,43 +33,93 @@ inline Span part_of(int64_t n, int64_t index, int64_t parts) {
 // Things in the largest part.
 inline int64_t largest_part(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
-// Elements of a parameter whose squares make up one term of the global norm (kernels/ops/optimizer.h).
+// Elements of a parameter whose squares make up one term of the global norm; a chunk ends with its matrix at
+// the latest, so that experts may lie anywhere.
 inline constexpr int64_t kNormChunk = 65536;
+inline int64_t matrix_elements(const ParamInfo& p) {
+  return p.role == ParamRole::kExpertWeight ? p.shape.elements() / p.shape[0] : p.shape.elements();
+}
+// Calls body(elements of the logical tensor) for every chunk, in order.
+template <class Body>
+void for_norm_chunks(const ParamInfo& p, const Body& body) {
+  const int64_t matrix = matrix_elements(p);
+  for (int64_t begin = 0; begin < p.shape.elements(); begin += matrix) {
+    for (int64_t at = begin; at < begin + matrix; at += kNormChunk) {
+      body(Span{at, std::min(at + kNormChunk, begin + matrix)});
+    }
+  }
+}
 
-// Which elements of every parameter a rank owns: whose master, moments and update it keeps. The parameters,
-// one after another, are one row of elements; a rank owns a consecutive piece, cut between norm chunks.
-class ShardTable {
+// Parameters, or the parts of them that some ranks hold alike, one after another: a row of elements, of which
+// each of those ranks owns a consecutive piece.
+class ShardRow {
  public:
-  // One rank that owns everything.
-  ShardTable() = default;
   enum class Cut : uint8_t { kChunks, kParameters };  // where pieces may end
-  ShardTable(const std::vector<ParamInfo>& parameters, int64_t ranks, Cut cut);
 
-  bool is_sharded() const { return cuts_.size() > 2; }
-  // Elements of one parameter, counted in it.
-  Span owned(const ParamInfo& parameter, int64_t rank) const;
-  // The same piece in the row of all elements.
-  Span row(int64_t rank) const;
-  int64_t largest_row() const;
+  ShardRow(const std::vector<ParamInfo>& parameters, const std::vector<std::pair<size_t, Span>>& parts,
+           int64_t members, Cut cut);
 
-  // Calls body(parameter's index, its elements) for the parts that a range of the row consists of.
+  int64_t members() const { return static_cast<int64_t>(cuts_.size()) - 1; }
+  Span piece(int64_t member) const;
+  int64_t largest_piece() const;
+  // Of one of its parameters, elements of the logical tensor; empty where the row has no part of it.
+  Span owned(size_t parameter, int64_t member) const;
+
+  // Calls body(parameter's index, elements of the logical tensor) for what a range of the row consists of.
   template <class Body>
-  void for_parts(const Span& row, const Body& body) const;
+  void for_parts(const Span& range, const Body& body) const;
 
  private:
-  std::vector<int64_t> offsets_;  // of each parameter in the row, and the row's length
-  std::vector<int64_t> cuts_;     // [ranks + 1]
+  struct Part {
+    size_t parameter;
+    Span elements;
+    int64_t at;  // in the row
+    int64_t end() const { return at + elements.count(); }
+  };
+  std::vector<Part> parts_;
+  std::vector<int64_t> cuts_;  // [members + 1]
+};
+
+// Which elements of every parameter a rank holds (experts: those of its place in the expert group), and which
+// of these it owns among the ranks that hold them: whose master, moments and update it keeps.
+class ShardTable {
+ public:
+  using Cut = ShardRow::Cut;
+  // One rank that owns everything.
+  ShardTable() = default;
+  ShardTable(const std::vector<ParamInfo>& parameters, const Axes& axes, Cut cut);
+
+  bool is_sharded() const { return !rows_.empty(); }
+  // Elements of the logical tensor.
+  Span held(const ParamInfo& parameter, int64_t rank) const;
+  Span owned(const ParamInfo& parameter, int64_t rank) const;
+  int64_t largest_owned() const;  // of all parameters together, by any rank
+
+  // What all ranks share; member of the row: the rank.
+  const ShardRow& everywhere() const { return rows_.at(0); }
+  // What the ranks of an expert index share, where experts are spread; member: the data index.
+  bool spreads_experts() const { return axes_.expert > 1; }
+  const ShardRow& experts(int64_t expert_index) const {
+    return rows_.at(static_cast<size_t>(expert_index) + 1);
+  }
+
+ private:
+  bool is_spread(const ParamInfo& parameter) const {
+    return spreads_experts() && parameter.placement == Placement::kSplitByExpert;
+  }
+
+  Axes axes_;
+  std::vector<ShardRow> rows_;  // of all ranks, then of each expert index
 };
 
 template <class Body>
-void ShardTable::for_parts(const Span& row, const Body& body) const {
-  if (row.count() <= 0) return;
-  const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), row.begin);
-  for (auto p = static_cast<size_t>(after - offsets_.begin()) - 1; p + 1 < offsets_.size(); ++p) {
-    if (offsets_[p] >= row.end) return;
-    const int64_t begin = row.begin > offsets_[p] ? row.begin : offsets_[p];
-    const int64_t end = row.end < offsets_[p + 1] ? row.end : offsets_[p + 1];
-    if (begin < end) body(p, Span{begin - offsets_[p], end - offsets_[p]});
+void ShardRow::for_parts(const Span& range, const Body& body) const {
+  const auto first = std::partition_point(parts_.begin(), parts_.end(),
+                                          [&](const Part& p) { return p.end() <= range.begin; });
+  for (auto p = first; p != parts_.end() && p->at < range.end; ++p) {
+    const int64_t begin = std::max(range.begin, p->at), end = std::min(range.end, p->end());
+    const int64_t shift = p->elements.begin - p->at;
+    if (begin < end) body(p->parameter, Span{begin + shift, end + shift});
   }
 }
 

@@ -308,6 +308,12 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
             r.parallel.data);
     v.value(layout("expert", "ranks that share the experts").at_least(1).at_most(kMostHeads),
             r.parallel.expert);
+    v.value(layout("receive_factor",
+                   "rows that the experts of one of these ranks take in a round, by their even share; 0: all "
+                   "that could come")
+                .at_least(0)
+                .at_most(kMostFactor),
+            r.parallel.receive_factor);
     v.value(layout("zero", "ZeRO stage").at_least(1).at_most(3), r.parallel.zero);
     v.value(
         layout("recompute", "what the backward computes again instead of keeping").one_of({"none", "block"}),

@@ -93,6 +93,7 @@ struct TokenizerSpec {
 struct ParallelSpec {
   int64_t data = 0;  // 0: what is left of the ranks
   int64_t expert = 1;
+  double receive_factor = 2;  // 0: room for all that could come
   int64_t zero = 1;
   std::string recompute = "none";  // none, block
   bool operator==(const ParallelSpec&) const = default;

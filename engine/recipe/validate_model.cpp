@@ -84,12 +84,6 @@ void experts_spread_evenly(Check& c) {
 }
 
 void ranks_share_what_they_can(Check& c) {
-  const int64_t expert = c.recipe().parallel.expert;
-  if (expert > 1) {
-    c.fail("parallel.expert", concat("found ", expert,
-                                     "; allowed: 1, every rank of this program holds all "
-                                     "experts"));
-  }
   if (c.recipe().parallel.zero > 1) {
     c.fail("parallel.zero", concat("found ", c.recipe().parallel.zero,
                                    ", which shares gradients or weights between ranks; allowed: 1, which "

@@ -65,8 +65,7 @@ void plain_module_takes_format_alone(Check& c, const RuleSpec& rule, size_t tabl
     } else if (!(rule.spec == only_format) || rule.scale_scope_given || !rule.gemm.empty() ||
                !rule.operand.empty()) {
       c.fail_rule(rule, name + " has no GEMM; its rule takes format alone");
-    } else if (name == "kv_cache" ? format == Format::kNvfp4
-                                  : format == Format::kNvfp4 || format == Format::kMxfp8) {
+    } else if (name == "kv_cache" ? format == Format::kNvfp4 : name == "embed" && only_format.quantised()) {
       c.fail(rule.path + ".format", concat("found ", name_of(format), " for ", name, "; allowed: ",
                                            name == "kv_cache" ? "bf16, mxfp8 or fp32" : "bf16 or fp32"));
     }

@@ -31,6 +31,9 @@ class Batch {
       if (!active_.empty()) decode();
       if (options_.progress) options_.progress(done_, static_cast<int64_t>(requests_.size()));
     }
+    Pass nobody = pass_;
+    nobody.sample_id = UINT32_MAX;
+    while (options_.meet && options_.meet(false)) model_.decode_and_draw(nobody, {}, {});
     return std::move(results_);
   }
 
@@ -93,6 +96,7 @@ class Batch {
       draws.sample_ids.push_back(requests_[a.request].sample_id);
       draws.positions.push_back(static_cast<int32_t>(a.length));
     }
+    if (options_.meet) options_.meet(true);
     const Transformer::Drawn drawn = model_.decode_and_draw(pass, rows, draws);
     for (size_t i = 0; i < sequences.size(); ++i) {
       Active a = sequences[i];

@@ -192,13 +192,30 @@ TensorParts Run::parts() {
   TensorParts list;
   if (!plan.shards.is_sharded()) return list;
   for (const Param& p : model.params().params()) {
-    const TensorPart part = {p.info.shape, model.params().owned(p).begin};
-    list["optimizer.m." + p.info.name] = list["optimizer.v." + p.info.name] = part;
-    if (!master_is_part(p.info, plan)) continue;
-    list["model." + p.info.name] = part;
-    if (!reference.empty()) list["reference." + p.info.name] = part;
+    const TensorPart owned = {p.info.shape, model.params().owned(p).begin};
+    list["optimizer.m." + p.info.name] = list["optimizer.v." + p.info.name] = owned;
+    TensorPart kept = owned;
+    if (!master_is_part(p.info, plan)) {
+      if (p.held.count() == p.info.shape.elements()) continue;  // rank 0 has all of it
+      kept = {p.info.shape, p.held.begin, plan.axes.data_index(comm.rank()) == 0};
+    }
+    list["model." + p.info.name] = kept;
+    if (!reference.empty()) list["reference." + p.info.name] = kept;
   }
   return list;
+}
+
+size_t Run::calls_of_all(size_t mine) {
+  if (plan.axes.expert == 1) return mine;
+  auto most = static_cast<double>(mine);
+  comm.all_reduce(&most, 1, ReduceOp::kMax);
+  return static_cast<size_t>(most);
+}
+
+void Run::serve(const Pass& pass) {
+  if (plan.axes.expert == 1) return;
+  model.forward(pass, {});
+  if (pass.backward) model.backward(pass, Scoring{});
 }
 
 Pass Run::pass_base() const {

@@ -48,6 +48,11 @@ class Run {
     return mine;
   }
 
+  // Where experts are spread over ranks, all ranks make as many forwards: the largest number of any, and one
+  // that serves the others.
+  size_t calls_of_all(size_t mine);
+  void serve(const Pass& pass);
+
   // Passes with the tables in force at the current step. Scoring is the trainer's forward alone.
   Pass pass_for_training() const;
   Pass pass_for_scoring() const;

@@ -56,7 +56,10 @@ std::pair<double, double> batches_loss(Run& run, const std::vector<TokenBatch>& 
   for (size_t turn = 0; turn < batches.size(); turn += ranks) {
     run.stop_if_requested();
     const size_t i = turn + rank;
-    if (i >= batches.size()) continue;
+    if (i >= batches.size()) {
+      run.serve(run.pass_for_evaluation());
+      continue;
+    }
     const auto [loss, tokens] = batch_loss(run, batches[i]);
     losses[2 * i] = loss;
     losses[2 * i + 1] = static_cast<double>(tokens);

@@ -17,7 +17,8 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   // Nothing is saved here, so how many checkpoints the run keeps is no matter: rules about resuming are off.
   // One rank generates, however many trained.
   const Recipe recipe =
-      parse_recipe(info.state.recipe_yaml, path + "/manifest.json", {"run.resume=never", "parallel.data=0"})
+      parse_recipe(info.state.recipe_yaml, path + "/manifest.json",
+                   {"run.resume=never", "parallel.data=0", "parallel.expert=1", "parallel.zero=1"})
           .recipe;
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   Plan plan = make_plan(recipe, machine, recorded_span_steps(info.state));

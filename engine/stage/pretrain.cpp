@@ -67,8 +67,14 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
     return result;
   }
   std::vector<Download> log_probs;
-  for (size_t m = 0; m < batches.size(); ++m) {
+  // Where experts are spread, ranks with fewer micro-batches serve the others'.
+  const size_t calls = run.calls_of_all(batches.size());
+  for (size_t m = 0; m < calls; ++m) {
     Pass pass = run.pass_for_training();
+    if (m >= batches.size()) {
+      run.serve(pass);
+      continue;
+    }
     pass.token_weight = 1.0 / static_cast<double>(result.trained_tokens);
     pass.sample_id = static_cast<uint32_t>(run.state.next_sample + offset +
                                            static_cast<int64_t>(m) * spec.batch.micro_sequences);

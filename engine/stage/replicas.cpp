@@ -35,14 +35,24 @@ std::string hash_of(const RunState& state) {
 
 void Run::check_replicas() {
   if (comm.size() == 1) return;
-  std::map<std::string, std::string> facts;
-  for (const Param& p : model.params().params()) facts[p.info.name] = hash_of(queue, operand_of(p));
+  std::map<std::string, std::string> facts, experts;
+  for (const Param& p : model.params().params()) {
+    const bool everywhere = p.held.count() == p.info.shape.elements();
+    (everywhere ? facts : experts)[p.info.name] = hash_of(queue, operand_of(p));
+  }
   for (const Buffer& b : model.params().buffers()) facts[b.info.name] = hash_of(queue, b.data);
   facts["state"] = hash_of(state);
+  const auto refuse = [&](const std::string& difference) {
+    throw InternalError(detail::concat("ranks have parted at stage ", state.stage, ", step ", state.step,
+                                       "; the first to differ ", difference));
+  };
   const std::string difference = first_difference(comm, facts);
-  if (difference.empty()) return;
-  throw InternalError(detail::concat("ranks have parted at stage ", state.stage, ", step ", state.step,
-                                     "; the first to differ from rank 0: ", difference));
+  if (!difference.empty()) refuse("from rank 0: " + difference);
+  if (plan.axes.expert == 1) return;
+  const std::string of_experts = first_difference(model.shard_exchange().replicas(), experts);
+  for (const std::string& text : gather_texts(comm, of_experts)) {
+    if (!text.empty()) refuse("among the ranks with the same experts: " + text);
+  }
 }
 
 }  // namespace fp4t

@@ -73,6 +73,7 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
   std::vector<int64_t> list(static_cast<size_t>(mine.count() * rollout.samples_per_prompt));
   for (size_t i = 0; i < list.size(); ++i) list[i] = begin_of_mine + static_cast<int64_t>(i);
   const std::vector<ScoredBatch> batches = micro_batches(rollout, list, spec.objective.micro_tokens);
+  const size_t calls = run.calls_of_all(batches.size());
   std::vector<std::pair<Download, Download>> scores;  // log-probabilities, entropies
   for (const ScoredBatch& m : batches) {
     Pass pass = run.pass_for_scoring();
@@ -84,6 +85,7 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
     scores.emplace_back(run.queue.download(b.log_prob.data, b.log_prob.bytes()),
                         monitor ? run.queue.download(b.entropy.data, b.entropy.bytes()) : Download{});
   }
+  for (size_t m = batches.size(); m < calls; ++m) run.serve(run.pass_for_scoring());
   std::vector<std::vector<float>> result(list.size());
   for (size_t k = 0; k < batches.size(); ++k) {
     const ScoredBatch& m = batches[k];
@@ -304,9 +306,10 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     std::vector<PendingObjective> objectives;
     const Span part = run.part(static_cast<int64_t>(list.size()));
     const std::vector<int64_t> mine(list.begin() + part.begin, list.begin() + part.end);
-    for (const ScoredBatch& m : micro_batches(r, mine, spec.objective.micro_tokens)) {
-      objectives.push_back(train_micro_batch(run, spec, m, normaliser));
-    }
+    const std::vector<ScoredBatch> batches = micro_batches(r, mine, spec.objective.micro_tokens);
+    const size_t calls = run.calls_of_all(batches.size());
+    for (const ScoredBatch& m : batches) objectives.push_back(train_micro_batch(run, spec, m, normaliser));
+    for (size_t m = batches.size(); m < calls; ++m) run.serve(run.pass_for_training());
     // The device has got all of the update's work: only now does the host wait for it.
     run.add_operand_stats();
     run.add_router_sums();

@@ -9,25 +9,25 @@ namespace fp4t {
 
 namespace {
 
-// Ranks decode in their own time, so they meet by number of calls.
+// Ranks decode in their own time, so they meet by number of calls; where they share experts, before every
+// call.
 class Meetings {
  public:
   explicit Meetings(Run& run) : run_(run) {}
 
+  bool at_every_call() const { return run_.plan.axes.expert > 1; }
   void after_call() {
     constexpr int64_t kCallsBetween = 8;
     if (run_.comm.size() == 1) {
       run_.stop_if_requested();
-    } else if (++calls_ % kCallsBetween == 0) {
+    } else if (!at_every_call() && ++calls_ % kCallsBetween == 0) {
       meet(true);
     }
   }
   void when_done() {
-    while (run_.comm.size() > 1 && meet(false)) {
+    while (run_.comm.size() > 1 && !at_every_call() && meet(false)) {
     }
   }
-
- private:
   // Whether any rank is still at work.
   bool meet(bool at_work) {
     double most[2] = {static_cast<double>(stop_requested()), at_work ? 1.0 : 0.0};
@@ -36,6 +36,7 @@ class Meetings {
     return most[1] > 0;
   }
 
+ private:
   Run& run_;
   int64_t calls_ = 0;
 };
@@ -85,6 +86,9 @@ std::vector<Completion> generate_together(Run& run, const Pass& pass,
     run.console.status(detail::concat(doing, " ", done, "/", total));
     meetings.after_call();
   };
+  if (meetings.at_every_call()) {
+    options.meet = [&](bool at_work) { return meetings.meet(at_work); };
+  }
   std::vector<Completion> completions = generate(run.model, pass, requests, options);
   meetings.when_done();
   return completions;

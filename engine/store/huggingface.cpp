@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "engine/plan/layout.h"
 #include "engine/store/huggingface_names.h"
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"
@@ -215,9 +216,9 @@ void import_weights(Queue& queue, const std::string& folder, const Plan& plan, P
     const Param& p = params.params()[i];
     std::vector<float> values(static_cast<size_t>(p.info.shape.elements()));
     for (const LibraryPiece& piece : pieces[i]) read_piece(weights, piece, values.data());
-    if (p.master.shape != p.info.shape) {  // what this rank owns of it
-      const Span owned = params.owned(p);
-      values = {values.begin() + owned.begin, values.begin() + owned.end};
+    if (p.master.shape != p.info.shape) {  // what this rank keeps of it
+      const Span kept = master_is_part(p.info, plan) ? params.owned(p) : p.held;
+      values = {values.begin() + kept.begin, values.begin() + kept.end};
     }
     store_floats(queue, values, p.master);
   }

@@ -1,6 +1,9 @@
 #include "engine/store/parts.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "kernels/base/check.h"
 
@@ -60,24 +63,37 @@ void PartGather::exchange(size_t index, void* host) {
   struct Piece {
     int64_t first, bytes;
   };
-  const Piece mine = {place.first * element, part.view.bytes()};
+  const Piece mine = {place.first * element, place.sent ? part.view.bytes() : 0};
   std::vector<Piece> pieces(ranks);
   comm_.all_gather(&mine, pieces.data(), sizeof(Piece));
   std::vector<int64_t> send(ranks, 0), receive(ranks, 0);
   send[0] = mine.bytes;
-  if (comm_.rank() == 0) {
-    int64_t next = 0;  // ranks hold consecutive parts, so they arrive in place
-    for (size_t r = 0; r < ranks; ++r) {
-      receive[r] = pieces[r].bytes;
-      FP4T_CHECK(pieces[r].bytes == 0 || pieces[r].first == next, "part of '", part.name, "' on rank ", r,
-                 " begins at byte ", pieces[r].first, " instead of ", next);
-      next += pieces[r].bytes;
-    }
-    FP4T_CHECK_EQ(next, place.whole.elements() * element, "bytes of '", part.name, "' on all ranks");
-  }
   std::vector<uint8_t> bytes(static_cast<size_t>(mine.bytes));
   if (mine.bytes > 0) queue_.copy_to_host(bytes.data(), part.view.data, mine.bytes);
-  comm_.all_to_all(bytes.data(), send, host, receive);
+  if (comm_.rank() != 0) {
+    comm_.all_to_all(bytes.data(), send, nullptr, receive);
+    return;
+  }
+  for (size_t r = 0; r < ranks; ++r) receive[r] = pieces[r].bytes;
+  std::vector<size_t> order(ranks);  // of the pieces in the whole
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::pair(pieces[a].first, pieces[a].bytes) < std::pair(pieces[b].first, pieces[b].bytes);
+  });
+  int64_t next = 0;
+  for (const size_t r : order) {
+    if (pieces[r].bytes == 0) continue;
+    FP4T_CHECK_EQ(pieces[r].first, next, "begin of the part of '", part.name, "' on rank ", r, ", in bytes");
+    next += pieces[r].bytes;
+  }
+  FP4T_CHECK_EQ(next, place.whole.elements() * element, "bytes of '", part.name, "' on all ranks");
+  std::vector<uint8_t> arrived(static_cast<size_t>(next));
+  comm_.all_to_all(bytes.data(), send, arrived.data(), receive);
+  const uint8_t* from = arrived.data();
+  for (const Piece& p : pieces) {
+    if (p.bytes > 0) std::memcpy(static_cast<uint8_t*>(host) + p.first, from, static_cast<size_t>(p.bytes));
+    from += p.bytes;
+  }
 }
 
 }  // namespace fp4t

@@ -17,9 +17,11 @@ namespace fp4t {
 struct TensorPart {
   Shape whole;
   int64_t first = 0;  // element of the whole at which this rank's part begins
+  bool sent = true;   // false: another rank has the same part, and sends it
 };
 
-// By tensor name; the same names on every rank, also where a rank's part is empty.
+// By tensor name; the same names on every rank, also where a rank's part is empty. What is sent makes up the
+// whole, whichever rank has which part.
 using TensorParts = std::map<std::string, TensorPart>;
 
 // Writes the whole tensor of a name to host memory.

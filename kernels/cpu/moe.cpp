@@ -30,13 +30,15 @@ struct Leaf {
 // A token's leaves in the order of experts.
 void load_leaves(const CombineExperts& op, int64_t token, std::vector<Leaf>& leaves) {
   const int64_t top_k = op.row_of.dim(1), rows = op.y.dim(0);
+  leaves.clear();
   for (int64_t j = 0; j < top_k; ++j) {
     const int64_t i = token * top_k + j;
     const Leaf leaf{op.experts.as<int32_t>()[i], op.row_of.as<int32_t>()[i],
                     op.gates.empty() ? 1.0f : op.gates.as<float>()[i]};
+    if (op.partial && leaf.expert == -1) continue;
     FP4T_CHECK(leaf.expert >= 0 && leaf.expert < op.num_experts && leaf.row >= 0 && leaf.row < rows, op.kName,
                ": token ", token, " has expert ", leaf.expert, " in row ", leaf.row);
-    leaves[static_cast<size_t>(j)] = leaf;
+    leaves.push_back(leaf);
   }
   std::sort(leaves.begin(), leaves.end(), [](const Leaf& a, const Leaf& b) { return a.expert < b.expert; });
 }
@@ -78,13 +80,17 @@ template <class T>
 void combine(Queue& queue, const CombineExperts& op) {
   const int64_t tokens = op.out.dim(0), width = op.out.dim(1);
   parallel_for(queue, tokens, rows_per_chunk(width), [&](int64_t begin, int64_t end) {
-    std::vector<Leaf> leaves(static_cast<size_t>(op.row_of.dim(1)));
+    std::vector<Leaf> leaves;
     float out[kBlock], other[kBlock];
     for (int64_t t = begin; t < end; ++t) {
       load_leaves(op, t, leaves);
       for (int64_t first = 0; first < width; first += kBlock) {
         const int64_t n = std::min(kBlock, width - first), place = t * width + first;
-        TreeSum<T>(op, first, n).sum(leaves.data(), leaves.data() + leaves.size(), 0, op.num_experts, out);
+        if (leaves.empty()) {
+          std::fill(out, out + n, 0.0f);
+        } else {
+          TreeSum<T>(op, first, n).sum(leaves.data(), leaves.data() + leaves.size(), 0, op.num_experts, out);
+        }
         for (const TensorView& addend : {op.shared, op.residual}) {
           if (addend.empty()) continue;
           load_part(addend, place, other, n);
@@ -129,6 +135,7 @@ class CombineGradient {
       const int64_t n = std::min(kBlock, width_ - c);
       for (int64_t p = 0; p < count; ++p) {
         const int64_t token = (first + p) / top_k_, row = row_of[first + p];
+        if (row < 0) continue;  // elsewhere: its products stay 0
         one(dout_ + token * width_ + c, y_ + row * width_ + c, gates[first + p], n, products[p],
             dy_ + row * width_ + c);
       }
@@ -153,10 +160,10 @@ class CombineGradient {
   T* dy_;
 };
 
-void check_rows(const char* op, const TensorView& indices, int64_t rows) {
+void check_rows(const char* op, const TensorView& indices, int64_t rows, int32_t least = 0) {
   const int32_t* index = indices.as<int32_t>();
   for (int64_t i = 0; i < indices.elements(); ++i) {
-    FP4T_CHECK(index[i] >= 0 && index[i] < rows, op, ": row ", index[i], " of ", rows);
+    FP4T_CHECK(index[i] >= least && index[i] < rows, op, ": row ", index[i], " of ", rows);
   }
 }
 
@@ -180,7 +187,7 @@ void run(Queue& queue, const CombineExperts& op) {
 }
 
 void run(Queue& queue, const CombineExpertsBackward& op) {
-  check_rows(op.kName, op.row_of, op.y.dim(0));
+  check_rows(op.kName, op.row_of, op.y.dim(0), op.partial ? -1 : 0);
   const int64_t pairs = op.row_of.elements();
   const int64_t chunk = kPairs * std::max<int64_t>(1, rows_per_chunk(op.dout.dim(1)) / kPairs);
   for_float_type(op.dout.dtype, [&](auto type) {

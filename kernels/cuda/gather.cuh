@@ -60,10 +60,12 @@ inline void gather(Queue& queue, const char* op, const TensorView& table, const 
   const int64_t row_bytes = table.dim(1) * dtype_bytes(table.dtype);
   if (row_bytes % 16 == 0 && aligned16(table.data) && aligned16(out.data)) {
     launch_gather<uint4>(queue, op, table, index, out);
-  } else if (table.dtype == DType::kF32) {
+  } else if (dtype_bytes(table.dtype) % 4 == 0) {
     launch_gather<uint32_t>(queue, op, table, index, out);
-  } else {
+  } else if (dtype_bytes(table.dtype) == 2) {
     launch_gather<uint16_t>(queue, op, table, index, out);
+  } else {
+    launch_gather<uint8_t>(queue, op, table, index, out);
   }
 }
 

@@ -56,6 +56,7 @@ struct CombineArgs {
   int64_t tokens, width, rows;
   int num_experts, top_k;
   int segments;  // warps of a token, each with its share of the columns
+  bool partial;
   FaultSink sink;
 };
 
@@ -200,27 +201,32 @@ __host__ __device__ inline StackShared stack_shared(int top_k, int levels, int c
   return s;
 }
 
-// Fills leaves, merges and depths of a token. False, for the whole block, after a fault.
-__device__ bool plan_stack(const CombineArgs& a, int64_t token, Leaf* loaded, Leaf* sorted, int* merges,
-                           int* depth) {
+// Fills leaves, merges and depths of a token. Returns the number of leaves, for the whole block -1 after a
+// fault.
+__device__ int plan_stack(const CombineArgs& a, int64_t token, Leaf* loaded, Leaf* sorted, int* merges,
+                          int* depth) {
   bool good = true;
   for (int j = static_cast<int>(threadIdx.x); j < a.top_k; j += kStackThreads) {
     const int64_t i = token * a.top_k + j;
     const Leaf leaf{a.experts[i], a.row_of[i], a.gates ? a.gates[i] : 1.0f};
     const bool expert = leaf.expert >= 0 && leaf.expert < a.num_experts;
-    if (!expert || leaf.row < 0 || leaf.row >= a.rows) {
+    const bool absent = a.partial && leaf.expert == -1;
+    if (!absent && (!expert || leaf.row < 0 || leaf.row >= a.rows)) {
       report(a.sink, FaultKind::kIndex, i, expert ? leaf.row : leaf.expert);
       good = false;
     }
     loaded[j] = leaf;
     merges[j] = 0;
   }
-  if (!__syncthreads_and(good)) return false;
+  if (!__syncthreads_and(good)) return -1;
+  int count = a.top_k;
+  for (int i = 0; a.partial && i < a.top_k; ++i) count -= loaded[i].expert < 0 ? 1 : 0;
   for (int j = static_cast<int>(threadIdx.x); j < a.top_k; j += kStackThreads) {
+    if (loaded[j].expert < 0) continue;
     int rank = 0;
     bool once = true;
     for (int i = 0; i < a.top_k; ++i) {
-      rank += loaded[i].expert < loaded[j].expert ? 1 : 0;
+      rank += loaded[i].expert >= 0 && loaded[i].expert < loaded[j].expert ? 1 : 0;
       if (i != j && loaded[i].expert == loaded[j].expert) once = false;
     }
     if (once) {
@@ -230,20 +236,19 @@ __device__ bool plan_stack(const CombineArgs& a, int64_t token, Leaf* loaded, Le
       good = false;
     }
   }
-  if (!__syncthreads_and(good)) return false;
-  for (int j = static_cast<int>(threadIdx.x); j <= a.top_k; j += kStackThreads) {
-    depth[j] =
-        j == 0 || j == a.top_k ? -1 : split_depth(sorted[j - 1].expert, sorted[j].expert, a.num_experts);
+  if (!__syncthreads_and(good)) return -1;
+  for (int j = static_cast<int>(threadIdx.x); j <= count; j += kStackThreads) {
+    depth[j] = j == 0 || j == count ? -1 : split_depth(sorted[j - 1].expert, sorted[j].expert, a.num_experts);
   }
   __syncthreads();
   // The node that splits leaves j - 1 and j is complete with the last leaf before a shallower split.
-  for (int j = 1 + static_cast<int>(threadIdx.x); j < a.top_k; j += kStackThreads) {
+  for (int j = 1 + static_cast<int>(threadIdx.x); j < count; j += kStackThreads) {
     int last = j;
     while (depth[last + 1] > depth[j]) ++last;
     atomicAdd(&merges[last], 1);
   }
   __syncthreads();
-  return true;
+  return count;
 }
 
 template <class T, int kCount>
@@ -257,11 +262,12 @@ __global__ void __launch_bounds__(kStackThreads) combine_stack(CombineArgs a, in
   float* stack = words + at.stack + threadIdx.x;  // [depth][kCount][threads]
   const T* y = static_cast<const T*>(a.y);
   for (int64_t token = blockIdx.x; token < a.tokens; token += gridDim.x) {
-    if (plan_stack(a, token, loaded, sorted, merges, depth)) {
+    const int count = plan_stack(a, token, loaded, sorted, merges, depth);
+    if (count >= 0) {
       for (int64_t c = int64_t{threadIdx.x} * kCount; c < a.width; c += kStackThreads * kCount) {
-        float x[kCount];
+        float x[kCount] = {};
         int top = 0;
-        for (int i = 0; i < a.top_k; ++i) {
+        for (int i = 0; i < count; ++i) {
           load_some(y + sorted[i].row * a.width + c, x);
           if (a.gates) {
 #pragma unroll
@@ -272,7 +278,7 @@ __global__ void __launch_bounds__(kStackThreads) combine_stack(CombineArgs a, in
 #pragma unroll
             for (int k = 0; k < kCount; ++k) x[k] = stack[(top * kCount + k) * kStackThreads] + x[k];
           }
-          if (i + 1 == a.top_k) break;
+          if (i + 1 == count) break;
 #pragma unroll
           for (int k = 0; k < kCount; ++k) stack[(top * kCount + k) * kStackThreads] = x[k];
           ++top;
@@ -307,7 +313,7 @@ bool vectors_fit(const CombineExperts& op) {
 template <class T>
 void launch_combine(Queue& queue, CombineArgs a, bool vectors) {
   if (!vectors) return launch_stack<T, 1>(queue, a);
-  if (a.top_k > kLeaves) return launch_stack<T, kVector>(queue, a);
+  if (a.top_k > kLeaves || a.partial) return launch_stack<T, kVector>(queue, a);
   const Context& c = context_of(queue);
   // Few tokens share their columns among warps, so that all of the GPU reads.
   const int64_t most = ceil_div(a.width, kColumns), wanted = int64_t{c.sm_count} * 16;
@@ -344,6 +350,7 @@ void run(Queue& queue, const CombineExperts& op) {
                       narrow<int>(op.num_experts),
                       narrow<int>(op.row_of.dim(1)),
                       1,
+                      op.partial,
                       fault_sink(queue, op.kName)};
   for_float_type(op.y.dtype, [&](auto type) { launch_combine<decltype(type)>(queue, a, vectors_fit(op)); });
   check_launch(op.kName);

@@ -29,6 +29,7 @@ struct CombineGradArgs {
   int64_t pairs, rows, width;
   int top_k;
   int dout_rows;  // of a stage: tokens that 128 pairs can touch
+  bool partial;
   FaultSink sink;
 };
 
@@ -133,6 +134,8 @@ __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
     const int32_t row = a.row_of[pair];
     if (row >= 0 && row < a.rows) {
       rows.row[thread] = row;
+    } else if (a.partial && row == -1) {
+      a.dgates[pair] = 0.0f;
     } else {
       report(a.sink, FaultKind::kIndex, pair, row);
     }
@@ -202,6 +205,7 @@ void run(Queue& queue, const CombineExpertsBackward& op) {
                           width,
                           narrow<int>(top_k),
                           static_cast<int>(std::min<int64_t>(touched, kPairs)),
+                          op.partial,
                           fault_sink(queue, op.kName)};
   for_float_type(op.dout.dtype, [&](auto type) {
     using T = decltype(type);

@@ -19,15 +19,19 @@ __device__ void store(float* out, float value) { *out = value; }
 __device__ void store(Bf16* out, float value) { *out = f32_to_bf16(value); }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) fill_normal(PhiloxKey key, float scale, int64_t n, T* out) {
+__global__ void __launch_bounds__(kThreads)
+    fill_normal(PhiloxKey key, float scale, int64_t first, int64_t n, T* out) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t i = 4 * (int64_t{blockIdx.x} * kThreads + threadIdx.x); i < n; i += 4 * stride) {
-    const PhiloxBits bits = site_draw(key, static_cast<uint64_t>(i / 4));
+  for (int64_t draw = first / 4 + int64_t{blockIdx.x} * kThreads + threadIdx.x; 4 * draw < first + n;
+       draw += stride) {
+    const PhiloxBits bits = site_draw(key, static_cast<uint64_t>(draw));
     const NormalPair a = normal_pair(bits.word[0], bits.word[1]), b = normal_pair(bits.word[2], bits.word[3]);
-    store(out + i, scale * a.even);
-    if (i + 1 < n) store(out + i + 1, scale * a.odd);
-    if (i + 2 < n) store(out + i + 2, scale * b.even);
-    if (i + 3 < n) store(out + i + 3, scale * b.odd);
+    const float values[4] = {scale * a.even, scale * a.odd, scale * b.even, scale * b.odd};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int64_t i = 4 * draw + k - first;
+      if (i >= 0 && i < n) store(out + i, values[k]);
+    }
   }
 }
 
@@ -38,11 +42,12 @@ void run(Queue& queue, const FillNormal& op) {
   if (n == 0) return;
   const Context& c = context_of(queue);
   const auto blocks =
-      static_cast<unsigned>(std::min<int64_t>(ceil_div(n, 4 * kThreads), int64_t{c.sm_count} * 32));
+      static_cast<unsigned>(std::min<int64_t>(ceil_div(n + 3, 4 * kThreads), int64_t{c.sm_count} * 32));
+  const int64_t first = op.first_element;
   if (op.out.dtype == DType::kF32) {
-    fill_normal<<<blocks, kThreads, 0, c.stream>>>(op.key, op.scale, n, op.out.as<float>());
+    fill_normal<<<blocks, kThreads, 0, c.stream>>>(op.key, op.scale, first, n, op.out.as<float>());
   } else {
-    fill_normal<<<blocks, kThreads, 0, c.stream>>>(op.key, op.scale, n, op.out.as<Bf16>());
+    fill_normal<<<blocks, kThreads, 0, c.stream>>>(op.key, op.scale, first, n, op.out.as<Bf16>());
   }
   check_launch(FillNormal::kName);
 }

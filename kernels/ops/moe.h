@@ -81,12 +81,12 @@ struct RouteBackward {
   void check() const;
 };
 
-// out[r, :] = x[token_of[r], :]
+// out[r, :] = x[token_of[r], :], whatever the rows hold.
 struct PermuteRows {
   static constexpr const char* kName = "permute_rows";
-  TensorView x;         // act [T, D]
+  TensorView x;         // any type [T, D]
   TensorView token_of;  // I32 [R]
-  TensorView out;       // act [R, D]
+  TensorView out;       // x's type [R, D]
   // Optional I32 [T, R / T], the inverse: token_of[row_of[t, j]] = t. A GPU then reads every row once.
   TensorView row_of = {};
   void check() const;
@@ -95,21 +95,26 @@ struct PermuteRows {
 // out[t] = ((tree sum over the token's experts of gate * y) + shared) + residual, in FP32, rounded once.
 // The tree halves [0, E) at floor((a + b) / 2); absent experts are skipped. Without gates the weights
 // are 1 (the backward's sum of input gradients).
+// Where experts lie on several ranks (DESIGN.md section 6), `partial` sums those of a token's choices that
+// are here: `experts` is -1 for the others, whose row and gate are not looked at, y has any number of rows,
+// and a token without any gets 0 before the addends.
 struct CombineExperts {
   static constexpr const char* kName = "combine_experts";
-  TensorView y;        // act [T * k, D], permuted rows
+  TensorView y;        // act or F32 [T * k, D], permuted rows
   TensorView row_of;   // I32 [T, k]
   TensorView experts;  // I32 [T, k]
   TensorView gates;    // optional F32 [T, k]
   int64_t num_experts;
   TensorView shared;    // optional act [T, D]
   TensorView residual;  // optional act or F32 [T, D]
-  TensorView out;       // act [T, D]
+  TensorView out;       // act or F32 [T, D]
+  bool partial = false;
   void check() const;
 };
 
 // dy[row_of[t, j], :] = gates[t, j] * dout[t, :];  dgates[t, j] = <dout[t], y[row_of[t, j]]> summed in
-// index order in FP32.
+// index order in FP32. `partial`: a row_of of -1 is a choice whose expert is elsewhere; its dgate is 0, and y
+// and dy have any number of rows.
 struct CombineExpertsBackward {
   static constexpr const char* kName = "combine_experts_backward";
   TensorView dout;    // act [T, D]
@@ -118,6 +123,7 @@ struct CombineExpertsBackward {
   TensorView gates;   // F32 [T, k]
   TensorView dy;      // act [T * k, D]; may alias y
   TensorView dgates;  // F32 [T, k]
+  bool partial = false;
   void check() const;
 };
 

@@ -7,13 +7,15 @@
 
 namespace fp4t {
 
-// out[i] = scale * n_i, n_i standard normal by Box and Muller (1958): element i takes words 2 (i / 2 mod 2)
-// and the next of draw i / 4, the cosine for even i, the sine for odd. BF16 is rounded to nearest.
+// out[i] = scale * n_j, j = first_element + i, n_j standard normal by Box and Muller (1958): it takes words
+// 2 (j / 2 mod 2) and the next of draw j / 4, the cosine for even j, the sine for odd. BF16 is rounded to
+// nearest.
 struct FillNormal {
   static constexpr const char* kName = "fill_normal";
   PhiloxKey key;
   float scale;
-  TensorView out;  // F32 or BF16, any shape
+  TensorView out;             // F32 or BF16, any shape
+  int64_t first_element = 0;  // index of element 0 in the logical tensor
   void check() const;
 };
 

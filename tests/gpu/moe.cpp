@@ -131,6 +131,43 @@ TEST(GpuMoe, every_choice_of_up_to_eight_experts_follows_the_tree) {
   }
 }
 
+// What a rank adds where experts lie on several: about half of the choices are elsewhere, of some tokens all.
+TEST(GpuMoe, partial_combinations_and_their_gradients_are_bitwise) {
+  for (DType type : kTypes) {
+    for (const Size& s : kSizes) {
+      SCOPED_TRACE(text(s));
+      Mirror m;
+      const Choices c(m, s);
+      std::vector<int32_t> experts, rows;
+      for (int64_t i = 0; i < s.tokens * s.top_k; ++i) {
+        const bool is_here = i / s.top_k % 5 != 3 && (i * 7 + i / s.top_k) % 13 < 7;
+        experts.push_back(is_here ? c.experts.as<int32_t>()[i] : -1);
+        rows.push_back(is_here ? c.row_of.as<int32_t>()[i] : -1);
+      }
+      const TensorView here = m.i32(experts).reshape({s.tokens, s.top_k});
+      const TensorView row_of = m.i32(rows).reshape({s.tokens, s.top_k});
+      const TensorView y = m.normal(type, {s.tokens * s.top_k + 3, s.width});
+      const TensorView gates = m.normal(DType::kF32, {s.tokens, s.top_k});
+      m.check(CombineExperts{.y = y,
+                             .row_of = row_of,
+                             .experts = here,
+                             .gates = gates,
+                             .num_experts = s.experts,
+                             .shared = {},
+                             .residual = {},
+                             .out = m.fresh(DType::kF32, {s.tokens, s.width}),
+                             .partial = true});
+      m.check(CombineExpertsBackward{.dout = m.normal(type, {s.tokens, s.width}),
+                                     .y = y,
+                                     .row_of = row_of,
+                                     .gates = gates,
+                                     .dy = y,
+                                     .dgates = m.fresh(DType::kF32, {s.tokens, s.top_k}),
+                                     .partial = true});
+    }
+  }
+}
+
 TEST(GpuMoe, gradients_of_the_combination_are_bitwise) {
   for (DType type : kTypes) {
     for (const Size& s : kSizes) {

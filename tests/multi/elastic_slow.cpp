@@ -78,6 +78,32 @@ TEST_F(Elastic, state_is_byte_identical_on_any_number_of_ranks) {
   }
 }
 
+TEST_F(Elastic, state_is_byte_identical_however_experts_are_spread) {
+  for (const std::string dtypes : {"", "dtypes: {masters: bf16, moments: bf16}\n"}) {
+    use(kSharded + dtypes);
+    const auto expert = [](int n) {
+      return std::vector<std::string>{"--set", "parallel.expert=" + std::to_string(n)};
+    };
+    const std::string tag = dtypes.empty() ? "32" : "16";
+    on(4, {"--set", "run.dir=a" + tag, "--set", "parallel.expert=2"});
+    carry("a" + tag, "b" + tag, 2, expert(1));
+    carry("b" + tag, "c" + tag, 8, expert(4));
+    carry("c" + tag, "d" + tag, 1);
+    carry("d" + tag, "e" + tag, 4, expert(4));
+    carry("e" + tag, "f" + tag, 4, expert(2));
+    // Carried around, four ranks go on as the ones that never stopped.
+    const std::vector<std::string> longer = {"--set", "stages.0.pretrain.steps=9", "--accept-changes",
+                                             "--set", "parallel.expert=2"};
+    std::vector<std::string> first = longer, last = longer;
+    first.insert(first.end(), {"--set", "run.dir=a" + tag});
+    last.insert(last.end(), {"--set", "run.dir=f" + tag, "--set",
+                             "run.branch_from=" + latest_checkpoint_of(dir("e" + tag))});
+    on(4, first);
+    on(4, last);
+    EXPECT_EQ(tensors_of("a" + tag), tensors_of("f" + tag));
+  }
+}
+
 TEST_F(Elastic, muon_keeps_whole_matrices_and_reshards) {
   use(kSharded);
   const std::vector<std::string> muon = {
@@ -96,6 +122,9 @@ TEST_F(Elastic, muon_keeps_whole_matrices_and_reshards) {
   }
   EXPECT_EQ(a, b);
   carry("four", "three", 3, muon);
+  std::vector<std::string> experts = muon;
+  experts.insert(experts.end(), {"--set", "parallel.expert=2"});
+  carry("three", "spread", 4, experts);
 }
 
 TEST_F(Elastic, a_killed_rank_ends_the_job_and_the_same_layout_goes_on_to_the_bit) {

@@ -1,5 +1,5 @@
-// One gradient, however a step is cut: over ranks, over micro-batches. With both betas 0 the first moment of
-// AdamW is the gradient, and a checkpoint holds it.
+// One gradient, however a step is cut: over ranks, over micro-batches, with experts over ranks. With both
+// betas 0 the first moment of AdamW is the gradient, and a checkpoint holds it.
 #include <cmath>
 
 #include "engine/store/safetensors.h"
@@ -55,18 +55,25 @@ TEST(RanksGradients, do_not_depend_on_ranks_or_micro_batches) {
   for (const std::string preset : {"fp32", "bf16"}) {
     const ScratchFolder folder;
     write_inputs(folder.path(), model + kStep);
-    const auto args = [&](const std::string& dir, int sequences) {
+    const auto args = [&](const std::string& dir, int sequences, int expert) {
       return train_args({"--set", "model.moe.balance.aux_loss=0", "--set",
                          "precision={preset: " + preset + "}", "--set", "run.dir=" + dir, "--set",
-                         "stages.0.pretrain.batch.micro_sequences=" + std::to_string(sequences)});
+                         "stages.0.pretrain.batch.micro_sequences=" + std::to_string(sequences), "--set",
+                         "parallel.expert=" + std::to_string(expert)});
     };
-    ASSERT_EQ(run_binary(folder.path(), args("one", 8)).code, 0);
+    ASSERT_EQ(run_binary(folder.path(), args("one", 8, 1)).code, 0);
     const Gradients whole = gradients_of(folder / "one");
-    const std::pair<int, int> cuts[] = {{1, 1}, {2, 8}, {2, 2}, {3, 4}, {4, 1}, {8, 8}};
-    for (const auto& [ranks, sequences] : cuts) {
-      const std::string what = std::to_string(ranks) + " ranks, " + std::to_string(sequences) + " sequences";
-      const std::string dir = "r" + std::to_string(ranks) + "s" + std::to_string(sequences);
-      const Exit exit = run_ranks(ranks, folder.path(), args(dir, sequences));
+    struct Cut {
+      int ranks, sequences, expert;
+    };
+    const Cut cuts[] = {{1, 1, 1}, {2, 8, 1}, {2, 2, 1}, {3, 4, 1}, {4, 1, 1},
+                        {8, 8, 1}, {2, 2, 2}, {4, 1, 2}, {4, 8, 4}, {6, 1, 2}};
+    for (const auto& [ranks, sequences, expert] : cuts) {
+      const std::string what = std::to_string(ranks) + " ranks, " + std::to_string(sequences) +
+                               " sequences, expert " + std::to_string(expert);
+      const std::string dir =
+          "r" + std::to_string(ranks) + "s" + std::to_string(sequences) + "e" + std::to_string(expert);
+      const Exit exit = run_ranks(ranks, folder.path(), args(dir, sequences, expert));
       ASSERT_EQ(exit.code, 0) << what << exit.errors;
       // FP32 sums over 256 tokens in another order: some 2^-24 a term, squared; BF16 rounds the same values.
       expect_same(whole, gradients_of(folder / dir), 1e-11, preset + ", " + what);

@@ -34,6 +34,7 @@ stages:
 class RlRanks : public ::testing::Test {
  protected:
   std::string dir(const std::string& name) const { return folder_ / name; }
+  static std::vector<std::string> expert(int n) { return {"--set", "parallel.expert=" + std::to_string(n)}; }
   Exit on(int ranks, const std::string& name, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"--set", "run.dir=" + name});
     const Exit exit = run_ranks(ranks, folder_.path(), train_args(more));
@@ -61,20 +62,24 @@ class RlRanks : public ::testing::Test {
 
 TEST_F(RlRanks, rollouts_and_accuracy_depend_on_no_layout) {
   write_inputs(folder_.path(), kRl);
-  const std::vector<int> layouts = {1, 2, 4, 8};  // eight: two ranks without a prompt
-  for (const int ranks : layouts) on(ranks, "on" + std::to_string(ranks));
-  const auto first = metrics_of(dir("on1"), "step", "rl");
-  const auto start = metrics_of(dir("on1"), "eval", "rl");
+  // Eight: two ranks without a prompt.
+  const std::pair<int, int> layouts[] = {{1, 1}, {2, 1}, {4, 1}, {8, 1}, {2, 2}, {4, 2}, {8, 4}};
+  const auto name_of = [](int ranks, int experts) {
+    return "on" + std::to_string(ranks) + "e" + std::to_string(experts);
+  };
+  for (const auto& [ranks, experts] : layouts) on(ranks, name_of(ranks, experts), expert(experts));
+  const auto first = metrics_of(dir("on1e1"), "step", "rl");
+  const auto start = metrics_of(dir("on1e1"), "eval", "rl");
   ASSERT_EQ(first.size(), 3u);
-  for (const int ranks : layouts) {
-    const std::string run = dir("on" + std::to_string(ranks));
+  for (const auto& [ranks, experts] : layouts) {
+    const std::string run = dir(name_of(ranks, experts));
     const auto steps = metrics_of(run, "step", "rl");
     ASSERT_EQ(steps.size(), 3u);
     for (const char* name :
          {"reward", "reward_std", "zero_variance_groups", "unverifiable", "completion_tokens", "truncated",
           "length_finished_mean", "length_truncated_mean", "logprob_equal_fraction", "logprob_difference_max",
           "generation_kl", "updates"}) {
-      EXPECT_EQ(steps[0].at(name), first[0].at(name)) << name << " on " << ranks;
+      EXPECT_EQ(steps[0].at(name), first[0].at(name)) << name << " on " << ranks << ", expert " << experts;
     }
     EXPECT_EQ(steps[0].at("logprob_equal_fraction"), 1.0);
     for (const char* name : {"loss", "grad_norm", "entropy"}) {
@@ -115,15 +120,20 @@ TEST_F(RlRanks, a_rollout_in_progress_goes_on_on_another_number_of_ranks) {
 
 TEST_F(RlRanks, a_signal_to_one_rank_while_sampling_stops_all) {
   write_inputs(folder_.path(), kTinyRecipe);
-  on(2, "whole");
-  Process job(folder_.path(), ranks_command(2, train_args()));
-  ASSERT_TRUE(wait_until([&] { return count_steps(dir("run"), "rl") >= 2; }));
-  const auto ranks = job.children();
-  ASSERT_EQ(ranks.size(), 2u);
-  ::kill(ranks[1], SIGTERM);
-  EXPECT_EQ(job.wait().code, 75);
-  on(2, "run");
-  expect_same_outcome(dir("run"), dir("whole"));
+  for (const int n : {1, 2}) {
+    const std::string run = "run" + std::to_string(n), whole = "whole" + std::to_string(n);
+    std::vector<std::string> args = expert(n);
+    on(2, whole, args);
+    args.insert(args.end(), {"--set", "run.dir=" + run});
+    Process job(folder_.path(), ranks_command(2, train_args(args)));
+    ASSERT_TRUE(wait_until([&] { return count_steps(dir(run), "rl") >= 2; }));
+    const auto ranks = job.children();
+    ASSERT_EQ(ranks.size(), 2u);
+    ::kill(ranks[1], SIGTERM);
+    EXPECT_EQ(job.wait().code, 75);
+    on(2, run, expert(n));
+    expect_same_outcome(dir(run), dir(whole));
+  }
 }
 
 }  // namespace

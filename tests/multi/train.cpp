@@ -130,6 +130,40 @@ TEST_F(Ranks, uneven_parts_train_the_same_samples) {
             step_figures(dir("three"), "pretrain", "trained_tokens"));
 }
 
+// Every expert group of four ranks sees the same tokens; a small receive factor takes several rounds.
+TEST_F(Ranks, a_row_invariant_forward_has_the_same_bits_however_experts_are_spread) {
+  use(pretrain());
+  std::vector<nlohmann::json> first;
+  for (const auto& [expert, factor] : {std::pair{1, "2"}, {2, "2"}, {4, "2"}, {4, "0.4"}}) {
+    const std::string name = "e" + std::to_string(expert) + "f" + factor;
+    train_on(4, name,
+             {"--set", "precision={preset: mxfp8}", "--set", "stages.0.pretrain.steps=1", "--set",
+              "parallel.expert=" + std::to_string(expert), "--set",
+              std::string("parallel.receive_factor=") + factor});
+    const auto evals = metrics_of(dir(name), "eval"), steps = metrics_of(dir(name), "step");
+    ASSERT_GE(evals.size(), 1u);
+    ASSERT_EQ(steps.size(), 1u);
+    const std::vector<nlohmann::json> lines = {evals[0], steps[0]};
+    if (first.empty()) first = lines;
+    EXPECT_EQ(lines[0], first[0]) << name;
+    for (const char* figure :
+         {"loss", "router_z", "router_aux", "expert_load.0", "expert_load.1", "trained_tokens"}) {
+      EXPECT_EQ(lines[1].at(figure), first[1].at(figure)) << name << ", " << figure;
+    }
+    EXPECT_NEAR(lines[1].at("grad_norm").get<double>(), first[1].at("grad_norm").get<double>(), 2e-3) << name;
+  }
+}
+
+TEST_F(Ranks, a_stop_between_steps_with_experts_spread_costs_no_bit) {
+  use(pretrain("      checkpoint: {every: 3, keep: 9}\n"));
+  const std::vector<std::string> spread = {"--set", "parallel.expert=2"};
+  train_on(4, "whole", spread);
+  std::vector<std::string> branch = spread;
+  branch.insert(branch.end(), {"--set", "run.branch_from=" + dir("whole") + "/checkpoints/step_0_3_0"});
+  train_on(4, "again", branch);
+  EXPECT_EQ(tensors_in(latest_checkpoint_of(dir("whole"))), tensors_in(latest_checkpoint_of(dir("again"))));
+}
+
 TEST_F(Ranks, all_ranks_skip_the_same_updates_and_stop_with_one_message) {
   use(pretrain("      max_skips: 2\n      checkpoint: {every: 1, keep: 9}\n"));
   const Exit exit = run_ranks(4, folder_.path(),

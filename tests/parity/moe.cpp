@@ -239,6 +239,61 @@ TEST(CombineExperts, an_expert_named_twice_is_refused) {
   EXPECT_THROW(run(queue, x.op(c)), InternalError);
 }
 
+// Partial sums of ranks that hold equal shares of the experts, then their sum: the tree of the whole.
+TEST(CombineExperts, partial_sums_of_any_power_of_two_ranks_make_up_the_whole) {
+  Queue queue = Queue::cpu(2);
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    const CombineCase c{41, 300, 16, 5, true, true, true, dtype, dtype};
+    CombineTensors x(c);
+    x.routing.route(queue);
+    run(queue, x.op(c));
+    for (const int64_t ranks : {2, 4, 16}) {
+      HostTensor partials(DType::kF32, {ranks * c.tokens, c.width});
+      HostTensor here(DType::kI32, {c.tokens, c.top_k}), rank_of(DType::kI32, {c.tokens, ranks});
+      HostTensor place(DType::kI32, {c.tokens, ranks}), out(dtype, {c.tokens, c.width});
+      std::fill_n(rank_of.as<int32_t>(), rank_of.view().elements(), -1);
+      for (int64_t r = 0; r < ranks; ++r) {
+        for (int64_t i = 0; i < c.tokens * c.top_k; ++i) {
+          const int32_t expert = x.routing.experts.as<int32_t>()[i];
+          const bool is_here = expert / (c.experts / ranks) == r;
+          here.as<int32_t>()[i] = is_here ? expert : -1;
+          if (!is_here) continue;
+          rank_of.as<int32_t>()[i / c.top_k * ranks + r] = static_cast<int32_t>(r);
+          place.as<int32_t>()[i / c.top_k * ranks + r] = static_cast<int32_t>(r * c.tokens + i / c.top_k);
+        }
+        CombineExperts part = x.op(c);
+        part.experts = here.view();
+        part.shared = part.residual = {};
+        part.out = partials.view().rows(r * c.tokens, c.tokens);
+        part.partial = true;
+        run(queue, part);
+      }
+      run(queue, CombineExperts{.y = partials.view(),
+                                .row_of = place.view(),
+                                .experts = rank_of.view(),
+                                .gates = {},
+                                .num_experts = ranks,
+                                .shared = x.shared.view(),
+                                .residual = x.residual.view(),
+                                .out = out.view(),
+                                .partial = true});
+      EXPECT_TRUE(out.same_bytes(x.out)) << ranks << " ranks, " << dtype_name(dtype);
+    }
+  }
+}
+
+TEST(CombineExperts, a_token_without_a_choice_here_gets_its_addends) {
+  Queue queue = Queue::cpu(1);
+  const CombineCase c{3, 70, 8, 2, true, true, false, DType::kF32, DType::kF32};
+  CombineTensors x(c);
+  std::fill_n(x.routing.experts.as<int32_t>(), 6, -1);
+  CombineExperts op = x.op(c);
+  EXPECT_THROW(run(queue, op), InternalError);  // all are here unless it says otherwise
+  op.partial = true;
+  run(queue, op);
+  EXPECT_TRUE(x.out.same_bytes(x.shared));
+}
+
 TEST(CombineExpertsBackward, sums_in_index_order) {
   Queue one = Queue::cpu(1), three = Queue::cpu(3);
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
@@ -276,6 +331,35 @@ TEST(CombineExpertsBackward, sums_in_index_order) {
         EXPECT_TRUE(y.same_bytes(want_dy) && dgates.same_bytes(dgates3));
       }
     }
+  }
+}
+
+TEST(CombineExpertsBackward, leaves_out_choices_that_are_elsewhere) {
+  Queue queue = Queue::cpu(3);
+  const int64_t tokens = 37, top_k = 3, width = 130;
+  Routing r({tokens, 8, top_k});
+  fill_normal(r.logits, 24);
+  r.route(queue);
+  HostTensor dout(DType::kBf16, {tokens, width}), y(DType::kBf16, {tokens * top_k, width}), dy = y,
+                                                                                            part_dy = y;
+  HostTensor dgates(DType::kF32, {tokens, top_k}), part_dgates = dgates;
+  fill_normal(dout, 25);
+  fill_normal(y, 26);
+  CombineExpertsBackward op{dout.view(), y.view(), r.row_of.view(), r.gates.view(), dy.view(), dgates.view()};
+  run(queue, op);
+  const HostTensor row_of = r.row_of;
+  for (int64_t i = 0; i < tokens * top_k; i += 2) r.row_of.as<int32_t>()[i] = -1;
+  op.dy = part_dy.view();
+  op.dgates = part_dgates.view();
+  EXPECT_THROW(run(queue, op), InternalError);
+  op.partial = true;
+  run(queue, op);
+  for (int64_t i = 0; i < tokens * top_k; ++i) {
+    const float want = i % 2 == 0 ? 0.0f : dgates.as<float>()[i];
+    EXPECT_EQ(part_dgates.as<float>()[i], want) << i;
+    if (i % 2 == 0) continue;
+    const int64_t row = r.row_of.as<int32_t>()[i];
+    EXPECT_TRUE(matches_bitwise(dy.view().rows(row, 1), part_dy.view().rows(row, 1))) << i;
   }
 }
 

@@ -15,10 +15,10 @@ namespace {
 
 constexpr PhiloxKey kKey{0x1234567u, 0x89ABCDEu};
 
-HostTensor filled(DType dtype, int64_t n, float scale, PhiloxKey key = kKey) {
+HostTensor filled(DType dtype, int64_t n, float scale, PhiloxKey key = kKey, int64_t first = 0) {
   HostTensor t(dtype, {n});
   Queue queue = Queue::cpu(3);
-  run(queue, FillNormal{.key = key, .scale = scale, .out = t.view()});
+  run(queue, FillNormal{.key = key, .scale = scale, .out = t.view(), .first_element = first});
   return t;
 }
 
@@ -49,6 +49,18 @@ TEST(FillNormal, element_i_is_of_draw_i_over_4_whatever_the_length) {
     EXPECT_EQ(whole.as<float>()[i], i % 2 == 0 ? pair.even : pair.odd) << i;
   }
   EXPECT_NE(filled(DType::kF32, 1, 1.0f, {1, 2}).as<float>()[0], whole.as<float>()[0]);
+}
+
+TEST(FillNormal, a_part_holds_the_elements_of_the_whole) {
+  HostTensor whole = filled(DType::kF32, 4099, 1.0f);
+  for (const int64_t first : {1, 2, 3, 4, 7, 4001}) {
+    for (const int64_t n : {0, 1, 2, 5, 98}) {
+      HostTensor part = filled(DType::kF32, n, 1.0f, kKey, first);
+      for (int64_t i = 0; i < n; ++i) {
+        EXPECT_EQ(part.as<float>()[i], whole.as<float>()[first + i]) << i << " of " << n << " from " << first;
+      }
+    }
+  }
 }
 
 TEST(FillNormal, bf16_is_the_rounded_number) {

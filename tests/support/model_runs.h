@@ -17,9 +17,11 @@ namespace fp4t::test {
 
 struct TestModel {
   explicit TestModel(Plan plan_in, Poison poison = Poison::kNan)
+      : TestModel(std::move(plan_in), make_single(), 2, poison) {}
+  TestModel(Plan plan_in, std::unique_ptr<Communicator> comm_in, int threads, Poison poison = Poison::kNan)
       : plan(std::move(plan_in)),
-        queue(Queue::cpu(2)),
-        comm(make_single()),
+        queue(Queue::cpu(threads)),
+        comm(std::move(comm_in)),
         model(queue, *comm, plan, poison) {}
 
   const StagePrecision& tables() const { return plan.stages[0].precision; }

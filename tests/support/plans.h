@@ -35,7 +35,7 @@ inline ModelSpec tiny_model() {
 struct TestCells {
   ForwardCell forward, sampler;  // of all modules but the head, which is BF16
   BackwardCell backward;
-  Format kv_cache = Format::kBf16;
+  Format kv_cache = Format::kBf16, dispatch = Format::kBf16;
   bool fp32 = false;  // every cell is fp32
 };
 
@@ -53,6 +53,8 @@ inline TestCells fp32_cells() {
 struct TestSizes {
   int64_t max_tokens = 96, max_decode_tokens = 96, max_cache_slots = 96, max_cache_length = 64;
   int64_t head_chunk = 1024;
+  Axes axes = {};
+  double receive_factor = 2;
 };
 
 inline ForwardTable uniform_forward(const ModelSpec& model, const ForwardCell& cell, const TestCells& cells) {
@@ -64,6 +66,7 @@ inline ForwardTable uniform_forward(const ModelSpec& model, const ForwardCell& c
     t.embed = t.dispatch = Format::kFp32;
   }
   t.kv_cache = cells.kv_cache;
+  if (!cells.fp32) t.dispatch = cells.dispatch;
   return t;
 }
 
@@ -83,6 +86,13 @@ inline Plan make_plan_by_hand(const ModelSpec& model, const TestCells& cells, co
   plan.max_decode_tokens = sizes.max_decode_tokens;
   plan.max_cache_slots = sizes.max_cache_slots;
   plan.max_cache_length = sizes.max_cache_length;
+  plan.axes = sizes.axes;
+  plan.parallel.expert = sizes.axes.expert;
+  plan.parallel.receive_factor = sizes.receive_factor;
+  if (plan.axes.ranks() > 1) {
+    for (ParamInfo& p : plan.parameters) p.gradient = DType::kF32;
+    plan.shards = ShardTable(plan.parameters, plan.axes, ShardTable::Cut::kChunks);
+  }
 
   StagePlan stage;
   stage.name = "test";

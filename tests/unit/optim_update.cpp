@@ -61,7 +61,7 @@ class Fixture {
     copies_.push_back(std::make_unique<HostTensor>(DType::kBf16, shape));
     gradients_.push_back(std::make_unique<HostTensor>(gradient, shape));
     params_.push_back({info, masters_.back()->view(), copy ? copies_.back()->view() : TensorView{},
-                       gradients_.back()->view()});
+                       gradients_.back()->view(), Span{0, shape.elements()}});
     plan_.parameters.push_back(info);
   }
 
@@ -421,7 +421,7 @@ TEST(OptimUpdate, the_state_fits_what_the_plan_priced) {
       recipe.stages = {stage};
       const Plan plan = make_plan(recipe, Machine{}, {});
       std::vector<Param> params;
-      for (const ParamInfo& info : plan.parameters) params.push_back({info, {}, {}, {}});
+      for (const ParamInfo& info : plan.parameters) params.push_back({info, {}, {}, {}, {}});
       Arena arena(queue, "run", priced_bytes(plan), Poison::kNan);
       const Updater updater(queue, plan, params, arena);
       EXPECT_LE(arena.high_water_bytes(), priced_bytes(plan)) << kind;

@@ -331,6 +331,14 @@ TEST(PlanPrecision, modules_without_gemm_take_their_formats_only) {
   EXPECT_HAS(e, "kv_cache to rl.sampler");
 }
 
+TEST(PlanPrecision, rows_go_to_experts_in_any_format) {
+  for (const Format f : {Format::kBf16, Format::kMxfp8, Format::kNvfp4}) {
+    RuleBuilder b;
+    b.add(Table::kPretrainForward, {"dispatch"}, format(f));
+    EXPECT_EQ(resolve_precision(b.spec, moe_model(), false, 10).forward.at(0).dispatch, f);
+  }
+}
+
 TEST(PlanPrecision, the_hash_sees_cells_and_spans) {
   RuleBuilder b;
   b.add(Table::kPretrainForward, {"*"}, format(Format::kMxfp8)).steps = "0-90%";

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 namespace fp4t {
@@ -46,51 +47,97 @@ TEST(PlanRanks, an_expert_group_is_consecutive_ranks) {
   }
 }
 
+// Some of the parameters are experts, of `experts` equal matrices.
+std::vector<ParamInfo> random_parameters(std::mt19937_64& engine, int64_t experts) {
+  std::vector<int64_t> sizes;
+  for (uint64_t i = 1 + engine() % 9; i > 0; --i)
+    sizes.push_back(1 + static_cast<int64_t>(engine() % 250000));
+  auto parameters = parameters_of(sizes);
+  for (ParamInfo& p : parameters) {
+    if (engine() % 2 == 0) continue;
+    p.role = ParamRole::kExpertWeight;
+    p.placement = Placement::kSplitByExpert;
+    p.shape = {experts, 1 + p.shape.elements() / experts, 1};
+  }
+  return parameters;
+}
+
+TEST(PlanRanks, norm_chunks_cover_a_parameter_and_end_with_every_expert) {
+  std::mt19937_64 engine(6);
+  for (const ParamInfo& p : random_parameters(engine, 3)) {
+    int64_t next = 0;
+    for_norm_chunks(p, [&](const Span& chunk) {
+      ASSERT_EQ(chunk.begin, next);
+      ASSERT_GT(chunk.count(), 0);
+      ASSERT_LE(chunk.count(), kNormChunk);
+      ASSERT_EQ(chunk.begin / matrix_elements(p), (chunk.end - 1) / matrix_elements(p));
+      next = chunk.end;
+    });
+    ASSERT_EQ(next, p.shape.elements());
+  }
+}
+
 TEST(PlanRanks, every_element_has_one_owner_and_pieces_end_between_chunks) {
   std::mt19937_64 engine(7);
-  for (int round = 0; round < 60; ++round) {
-    std::vector<int64_t> sizes;
-    const int count = 1 + static_cast<int>(engine() % 9);
-    for (int i = 0; i < count; ++i) sizes.push_back(1 + static_cast<int64_t>(engine() % (4 * kNormChunk)));
-    const auto parameters = parameters_of(sizes);
-    const auto ranks = static_cast<int64_t>(1 + engine() % 9);
+  for (int round = 0; round < 80; ++round) {
+    const Axes axes{.data = static_cast<int64_t>(1 + engine() % 5), .expert = int64_t{1} << engine() % 3};
+    const auto parameters = random_parameters(engine, 4 * static_cast<int64_t>(1 + engine() % 2));
     const auto cut = engine() % 2 == 0 ? ShardTable::Cut::kChunks : ShardTable::Cut::kParameters;
-    const ShardTable table(parameters, ranks, cut);
-    SCOPED_TRACE(::testing::Message() << "round " << round << ", " << count << " parameters, " << ranks);
-    int64_t total = 0;
+    const ShardTable table(parameters, axes, cut);
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", " << parameters.size() << " parameters, "
+                                      << axes.data << " x " << axes.expert);
     for (const ParamInfo& p : parameters) {
-      int64_t next = 0;
-      for (int64_t r = 0; r < ranks; ++r) {
-        const Span s = table.owned(p, r);
+      std::vector<Span> owned;
+      int64_t held = 0;
+      for (int64_t r = 0; r < axes.ranks(); ++r) {
+        const Span has = table.held(p, r), s = table.owned(p, r);
+        if (axes.data_index(r) == 0) held += has.count();
         if (s.count() == 0) continue;
+        ASSERT_TRUE(s.begin >= has.begin && s.end <= has.end);
+        if (cut == ShardTable::Cut::kParameters && axes.ranks() > 1) {
+          ASSERT_EQ(s, has);
+        }
+        owned.push_back(s);
+      }
+      const bool split = axes.expert > 1 && p.placement == Placement::kSplitByExpert;
+      ASSERT_EQ(held, p.shape.elements() * (split ? 1 : axes.expert));
+      if (axes.ranks() == 1) continue;
+      std::sort(owned.begin(), owned.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+      int64_t next = 0;
+      for (const Span& s : owned) {
         ASSERT_EQ(s.begin, next);
         next = s.end;
-        const bool ends = s.end == p.shape.elements();
-        ASSERT_TRUE(ends || s.end % kNormChunk == 0) << s.end;
-        if (cut == ShardTable::Cut::kParameters) {
-          ASSERT_EQ(s.count(), p.shape.elements());
-        }
+        ASSERT_EQ(s.end % matrix_elements(p) % kNormChunk, 0) << s.end << " of " << p.shape.elements();
       }
       ASSERT_EQ(next, p.shape.elements());
-      total += next;
     }
-    // The row's pieces are the same elements, and no rank has more than its part and the unit that it was cut
-    // by.
-    int64_t row = 0;
-    for (int64_t r = 0; r < ranks; ++r) {
-      ASSERT_EQ(table.row(r).begin, row);
-      row = table.row(r).end;
-      int64_t parts = 0;
-      table.for_parts(table.row(r), [&](size_t p, const Span& s) {
-        EXPECT_EQ(s, table.owned(parameters[p], r));
-        parts += s.count();
-      });
-      ASSERT_EQ(parts, table.row(r).count());
-      if (cut == ShardTable::Cut::kChunks) {
-        ASSERT_LE(parts, largest_part(total, ranks) + kNormChunk);
+  }
+}
+
+TEST(PlanRanks, pieces_of_a_row_are_what_their_member_owns_and_as_even_as_chunks_allow) {
+  std::mt19937_64 engine(8);
+  for (int round = 0; round < 60; ++round) {
+    const Axes axes{.data = static_cast<int64_t>(1 + engine() % 9), .expert = 2};
+    const auto parameters = random_parameters(engine, 4);
+    const ShardTable table(parameters, axes, ShardTable::Cut::kChunks);
+    const auto check = [&](const ShardRow& row, int64_t first_rank, int64_t stride) {
+      int64_t total = 0;
+      for (int64_t m = 0; m < row.members(); ++m) {
+        ASSERT_EQ(row.piece(m).begin, total);
+        total = row.piece(m).end;
+        int64_t parts = 0;
+        row.for_parts(row.piece(m), [&](size_t p, const Span& s) {
+          EXPECT_EQ(s, table.owned(parameters[p], first_rank + m * stride));
+          parts += s.count();
+        });
+        ASSERT_EQ(parts, row.piece(m).count());
       }
-    }
-    ASSERT_EQ(row, total);
+      for (int64_t m = 0; m < row.members(); ++m) {
+        ASSERT_LE(row.piece(m).count(), largest_part(total, row.members()) + kNormChunk);
+      }
+    };
+    check(table.everywhere(), 0, 1);
+    for (int64_t x = 0; x < axes.expert; ++x) check(table.experts(x), x, axes.expert);
   }
 }
 
@@ -98,7 +145,8 @@ TEST(PlanRanks, a_table_by_default_is_one_rank_that_owns_all) {
   const auto parameters = parameters_of({5, 70000});
   EXPECT_FALSE(ShardTable().is_sharded());
   EXPECT_EQ(ShardTable().owned(parameters[1], 0), (Span{0, 70000}));
-  EXPECT_FALSE(ShardTable(parameters, 1, ShardTable::Cut::kChunks).is_sharded());
+  EXPECT_EQ(ShardTable().held(parameters[1], 0), (Span{0, 70000}));
+  EXPECT_FALSE(ShardTable(parameters, {}, ShardTable::Cut::kChunks).is_sharded());
 }
 
 }  // namespace
