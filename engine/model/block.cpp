@@ -58,7 +58,7 @@ void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, cons
                     const TensorView& out) {
   ScratchScope scope(call.scratch);
   if (call.tokens == 0) {
-    if (!is_moe_) return;
+    if (!is_moe_ || !exchange_.spreads()) return;
     spread_forward(call, acts, take_trip_scratch(call.dims, 0, false, ArenaTake{call.scratch}));
     return;
   }

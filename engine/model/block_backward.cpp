@@ -13,7 +13,7 @@ void linear_backward(const Call& call, Linear& linear, const TensorView& x, cons
 
 void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s) {
   if (call.tokens == 0) {
-    if (!is_moe_) return;
+    if (!is_moe_ || !exchange_.spreads()) return;
     ScratchScope scope(call.scratch);
     const FfnScratch f = take_ffn_scratch(call.dims, true, 0, ArenaTake{call.scratch});
     spread_backward(call, acts, s.dstream, f, take_trip_scratch(call.dims, 0, true, ArenaTake{call.scratch}));

@@ -10,7 +10,7 @@ namespace fp4t {
 void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) const {
   FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
   const auto count = static_cast<int64_t>(rows.tokens.size());
-  FP4T_CHECK((count > 0 || experts.spreads()) && count <= plan.max_decode_tokens, count,
+  FP4T_CHECK((count > 0 || calls_together(plan, false)) && count <= plan.max_decode_tokens, count,
              " rows to decode, the plan has room for ", plan.max_decode_tokens);
   check_ids(rows.tokens, rows.positions);
   FP4T_CHECK_EQ(rows.slots.size(), rows.tokens.size());
@@ -88,6 +88,7 @@ TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& 
   call.groups = in.slots;
   if (count > 0) embed(in.tokens, acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
+    exchange.use_weights(static_cast<int64_t>(l));
     const KvCacheView cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache);
     blocks[l].forward(call, acts.stream[l], acts.layers[l], &cache, acts.stream[l + 1]);
   }

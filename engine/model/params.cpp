@@ -15,7 +15,21 @@ ParamSet::ParamSet(Arena& run_arena, const Plan& plan, int rank) : plan_(plan), 
   };
   for (const ParamInfo& info : plan.parameters) {
     const ParamBlocks b = take_param(info, plan, rank, take);
-    params_.push_back({info, b.master, b.copy, b.gradient, plan.shards.held(info, rank)});
+    params_.push_back(
+        {info, b.master, b.copy, b.gradient, b.owned_gradient, false, plan.shards.held(info, rank)});
+  }
+  const SharedPlaces places = shared_places(plan, rank);
+  const SharedBlocks shared = take_shared_blocks(plan, places, take);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Param& p = params_[i];
+    const auto view = [&](const TensorView& block, int64_t at, DType dtype) {
+      return TensorView{static_cast<char*>(block.data) + at, dtype, held_shape(p.info, plan, rank)};
+    };
+    if (places.gradients[i] >= 0) p.gradient = view(shared.gradients, places.gradients[i], p.info.gradient);
+    if (places.copies[i] >= 0) {
+      p.copy = view(shared.copies[p.info.layer % kCopyPlaces], places.copies[i], plan.act);
+      p.shares_copy = true;
+    }
   }
   for (const BufferInfo& info : plan.buffers) {
     buffers_.push_back({info, run_arena.take(info.name, info.dtype, info.shape)});
@@ -67,10 +81,10 @@ void ParamSet::initialise(Queue& queue, const Plan& plan) {
 
 void ParamSet::refresh_copies(Queue& queue) {
   for (Param& p : params_) {
-    if (p.copy.empty()) continue;
+    if (p.copy.empty() || p.shares_copy) continue;
     const Span elements = owned(p);
     if (elements.count() == 0) continue;
-    run(queue, Cast{.x = master_of(p, elements), .out = elements_of(p, p.copy, elements)});
+    run(queue, Cast{.x = master_of(p, elements), .out = owned_copy(p, elements)});
   }
   if (exchange_) exchange_->gather_weights();
 }

@@ -20,6 +20,10 @@ struct Param {
   TensorView copy;      // BF16 copy that products read; empty under the fp32 format, for norms and routers,
                         // and when the master is BF16 itself
   TensorView gradient;  // F32 or BF16
+  // Where blocks share the memory of gradients: what this rank owns of this one, [n] (engine/plan/layout.h).
+  TensorView owned_gradient;
+  // Blocks share the memory of copies, which the exchange makes from the owners' masters before each use.
+  bool shares_copy = false;
   // The elements of the logical tensor that copy, gradient and whole masters have: of experts those of this
   // rank's place in its expert group, else all.
   Span held;
@@ -36,6 +40,15 @@ class ShardExchange;
 inline TensorView elements_of(const Param& p, const TensorView& view, const Span& elements) {
   FP4T_CHECK_EQ(view.elements(), p.held.count(), p.info.name);
   return view.reshape({view.elements()}).rows(elements.begin - p.held.begin, elements.count());
+}
+// Elements of the gradient that a rank owns, [n].
+inline TensorView owned_gradient(const Param& p, const Span& owned, const Span& elements) {
+  if (p.owned_gradient.empty()) return elements_of(p, p.gradient, elements);
+  return p.owned_gradient.rows(elements.begin - owned.begin, elements.count());
+}
+// The copy of the elements that a rank owns, [n]; empty where there is none that stays.
+inline TensorView owned_copy(const Param& p, const Span& owned) {
+  return p.copy.empty() || p.shares_copy ? TensorView{} : elements_of(p, p.copy, owned);
 }
 // The master of the elements that a rank owns, [n].
 inline TensorView master_of(const Param& p, const Span& owned) {

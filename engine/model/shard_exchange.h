@@ -1,6 +1,6 @@
-// What ranks exchange of the parameters at the edges of an update: gradients on their way to the owner of
-// each element, weights on their way back (engine/comm/README.md). In rounds over buffers that the plan has
-// priced.
+// What ranks exchange of the parameters: gradients on their way to the owner of each element, weights on
+// their way back, at the edges of an update or, by parallel.zero, of every block (engine/comm/README.md). In
+// rounds over buffers that the plan has priced.
 #pragma once
 
 #include <memory>
@@ -21,12 +21,20 @@ class ShardExchange {
   // The ranks that hold the same experts as this one; all ranks where experts are not spread.
   Communicator& replicas() { return replicas_ ? *replicas_ : comm_; }
 
-  // Every gradient's owned elements become the sum over the ranks that hold them, added in FP32 in rank
-  // order. What a rank does not own is undefined afterwards.
+  // An accumulation begins: what owners have of gradients counts as zero.
+  void begin_gradients();
+  // After a block's backward on every rank, where gradients are scattered: they are added to what the owners
+  // have, in FP32 in rank order, and their memory is the next block's.
+  void scatter_gradients(int64_t layer);
+  // The rest: every gradient's owned elements become the sum over the ranks that hold them, added in FP32 in
+  // rank order. What a rank does not own is undefined afterwards.
   void sum_gradients();
 
-  // Every weight that products read (the copy, or the master where there is none) gets the owners' elements.
+  // Every weight that products read (the copy, or the master where there is none) gets the owners' elements;
+  // of weights that come block by block, what came is void.
   void gather_weights();
+  // Before a block's forward and backward: its weights are there.
+  void use_weights(int64_t layer);
 
  private:
   // A row of parameters and the ranks that hold it alike.
@@ -35,16 +43,21 @@ class ShardExchange {
     const ShardRow& row;
   };
   std::vector<Shared> all_shared();
-  void sum_gradients(const Shared& shared);
-  void gather_weights(const Shared& shared);
+  // A block's parameters in a row; layer -1: those before and after the blocks.
+  std::vector<Span> ranges_of(const ShardRow& row, int64_t layer) const;
 
-  // Views of a parameter that has all that is held of it.
-  using ViewOf = TensorView (*)(const Param&);
-  // Copies between the parameters' elements in a range of the row and consecutive bytes; returns their
-  // number.
-  enum class Way : uint8_t { kPack, kUnpack };
-  int64_t copy(const ShardRow& row, const Span& range, ViewOf view_of, char* bytes, Way way);
-  int64_t weight_bytes(const ShardRow& row, const Span& range) const;
+  // Adds a range up at the owners: in place in the gradients, or onto what the owners have.
+  enum class Into : uint8_t { kGradients, kOwned };
+  void sum(const Shared& shared, const Span& range, Into into);
+  void add_to_owned(const ShardRow& row, const Span& range, const TensorView& sum);
+  void copy_gradients(const ShardRow& row, const Span& range, char* bytes, bool pack);
+
+  // Weights of a range that blocks share the memory of, or those that stay.
+  enum class Which : uint8_t { kStaying, kShared };
+  void gather(const Shared& shared, const Span& range, Which which);
+  int64_t weight_bytes(const ShardRow& row, const Span& range, Which which) const;
+  void pack_weights(const ShardRow& row, const Span& range, Which which, char* bytes);
+  void unpack_weights(const ShardRow& row, const Span& range, Which which, const char* bytes);
 
   Queue& queue_;
   Communicator& comm_;
@@ -52,6 +65,8 @@ class ShardExchange {
   std::vector<Param>& params_;
   std::unique_ptr<Communicator> replicas_;  // where experts are spread
   TensorView here_, there_;                 // F32 [exchange_elements()]
+  std::vector<bool> owned_begun_;           // by layer: the owners' gradients hold something
+  int64_t placed_[kCopyPlaces];             // layers whose weights are there; -1: none
 };
 
 }  // namespace fp4t

@@ -146,8 +146,9 @@ void Transformer::Impl::check_ids(const std::vector<int32_t>& tokens,
 
 void Transformer::Impl::check_batch(const Pass& pass, const TokenBatch& batch) const {
   FP4T_CHECK(pass.forward != nullptr, "a pass without a forward table");
-  FP4T_CHECK((batch.size() > 0 || experts.spreads()) && batch.size() <= plan.max_tokens, batch.size(),
-             " tokens in a batch, the plan has room for ", plan.max_tokens);
+  FP4T_CHECK(batch.size() > 0 || calls_together(plan, pass.backward != nullptr), "an empty batch");
+  FP4T_CHECK(batch.size() <= plan.max_tokens, batch.size(), " tokens in a batch, the plan has room for ",
+             plan.max_tokens);
   check_ids(batch.tokens, batch.positions);
   FP4T_CHECK_EQ(batch.targets.size(), batch.tokens.size());
   FP4T_CHECK_EQ(batch.doc_begin.size(), batch.tokens.size());
@@ -199,6 +200,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   const Call call = make_call(pass, tokens, true);
   if (tokens > 0) embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
+    exchange.use_weights(static_cast<int64_t>(l));
     blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
   }
   if (tokens > 0) {
@@ -251,11 +253,14 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
                             .dweight = final_weight->gradient});
   }
   for (size_t l = blocks.size(); l-- > 0;) {
+    exchange.use_weights(static_cast<int64_t>(l));
+    begin_block_gradients(l);
     if (kept->keep == Keep::kInputs) {
       // Writes the same bits over the block's output, which nothing reads any more.
       blocks[l].forward(again, acts.stream[l], acts.layers[l], nullptr, acts.stream[l + 1]);
     }
     blocks[l].backward(call, acts.stream[l], acts.layers[l], s);
+    end_block_gradients(l);
   }
   if (kept->tokens > 0) {
     run(queue, EmbedBackward{.dout = s.dstream,
@@ -263,6 +268,27 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
                              .dtable = embedding->gradient});
   }
   forget();  // gate and up were overwritten
+}
+
+// Where gradients are scattered, those of a block lie where another's did: they begin with its backward and
+// go to their owners after it.
+void Transformer::Impl::begin_block_gradients(size_t l) {
+  if (!scatters_gradients(plan)) return;
+  std::set<const Param*> written;
+  for (Linear* linear : blocks[l].linears()) {
+    linear->begin_gradient();
+    written.insert(&linear->param());
+  }
+  for (const Param& p : params.params()) {
+    if (p.info.layer != static_cast<int64_t>(l) || written.count(&p)) continue;
+    queue.fill_bytes(p.gradient.data, 0, p.gradient.bytes());
+  }
+}
+
+void Transformer::Impl::end_block_gradients(size_t l) {
+  if (!scatters_gradients(plan)) return;
+  for (Linear* linear : blocks[l].linears()) linear->settle_gradient(queue);
+  exchange.scatter_gradients(static_cast<int64_t>(l));
 }
 
 // Interface ------------------------------------------------------------------------------------------
@@ -309,6 +335,7 @@ void Transformer::weights_changed() {
 }
 
 void Transformer::zero_gradients() {
+  impl_->exchange.begin_gradients();
   std::set<const Param*> written;
   for (Linear* l : impl_->linears()) {
     l->begin_gradient();

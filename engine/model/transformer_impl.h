@@ -47,6 +47,8 @@ struct Transformer::Impl {
   std::vector<Linear*> linears();  // of all blocks, then the head's
   void enter(Phase next);
   void forget();
+  void begin_block_gradients(size_t l);
+  void end_block_gradients(size_t l);
   Call make_call(const Pass& pass, int64_t tokens, bool counting);
   void upload(const std::vector<int32_t>& values, const TensorView& block);
   void embed(const TensorView& tokens, const TensorView& out);

@@ -84,7 +84,7 @@ void Updater::sum_squares_over_ranks() {
     for_norm_chunks(p.info, [&](const Span& chunk) {
       const int64_t i = next++;
       if (chunk.begin < owned.begin || chunk.end > owned.end) return;  // pieces end between chunks
-      run(queue_, SumSquares{.x = elements_of(p, p.gradient, chunk),
+      run(queue_, SumSquares{.x = owned_gradient(p, owned, chunk),
                              .sum = chunk_sums_.rows(2 * i, 1),
                              .nonfinite = chunk_sums_.rows(2 * i + 1, 1)});
     });
@@ -168,12 +168,12 @@ void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t upd
   const auto t = static_cast<double>(update);
   const Span owned = plan_.shards.owned(param.info, rank_);
   run(queue_,
-      AdamWStep{.grad = elements_of(param, param.gradient, owned),
+      AdamWStep{.grad = owned_gradient(param, owned, owned),
                 .grad_scale = clip_,
                 .master = master_of(param, owned),
                 .m = flat(moments.m),
                 .v = flat(moments.v),
-                .copy = param.copy.empty() ? param.copy : elements_of(param, param.copy, owned),
+                .copy = owned_copy(param, owned),
                 .lr = static_cast<float>(spec.learning_rate * factor),
                 .beta1 = static_cast<float>(spec.beta1),
                 .beta2 = static_cast<float>(spec.beta2),
@@ -189,12 +189,13 @@ void Updater::update_adamw(const OptimizerSpec& spec, double factor, int64_t upd
 void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param, const Moments& moments,
                           PhiloxKey key) {
   const int64_t elements = param.held.count();
-  FP4T_CHECK_EQ(plan_.shards.owned(param.info, rank_).count(), elements, "of a parameter that Muon updates");
+  const Span owned = plan_.shards.owned(param.info, rank_);
+  FP4T_CHECK_EQ(owned.count(), elements, "of a parameter that Muon updates");
   ParamInfo held = param.info;
   held.shape = held_shape(param.info, plan_, rank_);
   const int64_t columns = param.info.shape[param.info.shape.rank() - 1];
   const TensorView update = {muon_update_.data, DType::kF32, {elements}};
-  run(queue_, MuonMomentum{.grad = flat(param.gradient),
+  run(queue_, MuonMomentum{.grad = owned_gradient(param, owned, owned),
                            .grad_scale = clip_,
                            .momentum = flat(moments.m),
                            .beta = static_cast<float>(spec.muon_momentum),
@@ -207,7 +208,7 @@ void Updater::update_muon(const OptimizerSpec& spec, double factor, Param& param
   }
   run(queue_, ApplyUpdate{.update = update,
                           .master = flat(param.master),
-                          .copy = flat(param.copy),
+                          .copy = owned_copy(param, owned),
                           .lr = static_cast<float>(spec.muon_learning_rate * factor),
                           .scale = 1.0f,
                           .weight_decay = static_cast<float>(spec.weight_decay),

@@ -79,6 +79,28 @@ int64_t exchange_elements(const Plan& plan) {
   return plan.shards.spreads_experts() ? std::max(everywhere, of(plan.shards.experts(0))) : everywhere;
 }
 
+SharedPlaces shared_places(const Plan& plan, int64_t rank) {
+  SharedPlaces s;
+  int64_t layer = -1, copies = 0, gradients = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    if (p.layer != layer) {
+      layer = p.layer;
+      copies = gradients = 0;
+    }
+    const int64_t elements = plan.shards.held(p, rank).count();
+    const auto place = [&](bool has, DType dtype, int64_t& next, int64_t& most) {
+      if (!has) return int64_t{-1};
+      const int64_t at = next;
+      next += Arena::block_bytes(elements * dtype_bytes(dtype));
+      most = std::max(most, next);
+      return at;
+    };
+    s.copies.push_back(place(has_shared_copy(p, plan), plan.act, copies, s.copies_bytes));
+    s.gradients.push_back(place(has_shared_gradient(p, plan), p.gradient, gradients, s.gradients_bytes));
+  }
+  return s;
+}
+
 int64_t norm_chunks(const Plan& plan) {
   int64_t n = 0;
   for (const ParamInfo& p : plan.parameters) {

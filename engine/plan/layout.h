@@ -495,6 +495,7 @@ AttentionScratch take_attention_scratch(const ModelDims& d, int64_t tokens, Take
 
 struct ParamBlocks {
   TensorView master, copy, gradient;
+  TensorView owned_gradient;
 };
 inline DType master_dtype(const ParamInfo& p, const DtypesSpec& dtypes) {
   return p.role == ParamRole::kNorm || p.role == ParamRole::kRouter ? DType::kF32 : dtypes.masters;
@@ -504,9 +505,27 @@ inline bool has_copy(const ParamInfo& p, const Plan& plan) {
   return plan.act == DType::kBf16 && p.role != ParamRole::kNorm && p.role != ParamRole::kRouter &&
          plan.dtypes.masters != DType::kBf16;
 }
+// ZeRO (engine/comm/README.md). From stage 2 on, the gradients of a block go to their owners after its
+// backward, and its memory to the next block; from stage 3 on, the weights of a block come from their owners
+// before it, into one of two places that blocks take in turn.
+inline bool scatters_gradients(const Plan& plan) {
+  return plan.shards.is_sharded() && plan.parallel.zero >= 2;
+}
+inline bool gathers_weights(const Plan& plan) { return plan.shards.is_sharded() && plan.parallel.zero >= 3; }
+inline bool has_shared_gradient(const ParamInfo& p, const Plan& plan) {
+  return scatters_gradients(plan) && p.layer >= 0;
+}
+inline bool has_shared_copy(const ParamInfo& p, const Plan& plan) {
+  return gathers_weights(plan) && p.layer >= 0 &&
+         (p.role == ParamRole::kGemmWeight || p.role == ParamRole::kExpertWeight);
+}
+// Where blocks exchange, all ranks make the same calls; one with nothing to do makes empty ones.
+inline bool calls_together(const Plan& plan, bool backward) {
+  return plan.axes.expert > 1 || gathers_weights(plan) || (backward && scatters_gradients(plan));
+}
 // Several ranks share the masters that no product reads.
 inline bool master_is_part(const ParamInfo& p, const Plan& plan) {
-  return plan.shards.is_sharded() && has_copy(p, plan);
+  return plan.shards.is_sharded() && (has_copy(p, plan) || has_shared_copy(p, plan));
 }
 // What a rank holds of a parameter: all, or its experts.
 inline Shape held_shape(const ParamInfo& p, const Plan& plan, int64_t rank) {
@@ -523,8 +542,33 @@ ParamBlocks take_param(const ParamInfo& p, const Plan& plan, int64_t rank, Take&
   const Shape held = held_shape(p, plan, rank);
   b.master = take("masters", master_dtype(p, plan.dtypes),
                   master_is_part(p, plan) ? owned_shape(p, plan, rank) : held);
-  if (has_copy(p, plan)) b.copy = take("BF16 copies", DType::kBf16, held);
-  b.gradient = take("gradients", p.gradient, held);
+  if (has_copy(p, plan) && !has_shared_copy(p, plan)) b.copy = take("BF16 copies", DType::kBf16, held);
+  if (has_shared_gradient(p, plan)) {
+    b.owned_gradient = take("owned gradients", DType::kF32, owned_shape(p, plan, rank));
+  } else {
+    b.gradient = take("gradients", p.gradient, held);
+  }
+  return b;
+}
+
+// Where the parameters of one block lie one after another; the places of its copies and gradients.
+struct SharedPlaces {
+  std::vector<int64_t> copies, gradients;  // by parameter, from where its block's begin; -1: it has none
+  int64_t copies_bytes = 0, gradients_bytes = 0;  // of the largest block
+};
+SharedPlaces shared_places(const Plan& plan, int64_t rank);
+inline constexpr int64_t kCopyPlaces = 2;  // one in use, one on its way
+struct SharedBlocks {
+  TensorView copies[kCopyPlaces], gradients;  // U8
+};
+template <class Take>
+SharedBlocks take_shared_blocks(const Plan& plan, const SharedPlaces& places, Take&& take) {
+  SharedBlocks b;
+  if (scatters_gradients(plan))
+    b.gradients = take("gradients of a block", DType::kU8, {places.gradients_bytes});
+  for (TensorView& copies : b.copies) {
+    if (gathers_weights(plan)) copies = take("weights of two blocks", DType::kU8, {places.copies_bytes});
+  }
   return b;
 }
 

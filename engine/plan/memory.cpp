@@ -68,6 +68,7 @@ Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims,
                     const std::vector<GemmSite>& sites) {
   Pricer p;
   for (const ParamInfo& info : plan.parameters) take_param(info, plan, rank, p);
+  take_shared_blocks(plan, shared_places(plan, rank), p);
   for (const BufferInfo& b : plan.buffers) p("buffers", b.dtype, b.shape);
   take_state(dims, static_cast<int64_t>(sites.size()), num_moe_layers(plan.model), p);
   for (const GemmSite& site : sites) {

@@ -37,6 +37,15 @@ Span ShardRow::piece(int64_t member) const {
   return {cuts_[m], cuts_[m + 1]};
 }
 
+Span ShardRow::range(size_t first, size_t end) const {
+  const auto place = [this](size_t parameter) {
+    const auto part = std::partition_point(parts_.begin(), parts_.end(),
+                                           [&](const Part& p) { return p.parameter < parameter; });
+    return part == parts_.end() ? length() : part->at;
+  };
+  return {place(first), place(end)};
+}
+
 int64_t ShardRow::largest_piece() const {
   int64_t most = 0;
   for (int64_t m = 0; m < members(); ++m) most = std::max(most, piece(m).count());

@@ -62,6 +62,9 @@ class ShardRow {
   int64_t members() const { return static_cast<int64_t>(cuts_.size()) - 1; }
   Span piece(int64_t member) const;
   int64_t largest_piece() const;
+  // Where parameters [first, end) stand in the row.
+  Span range(size_t first, size_t end) const;
+  int64_t length() const { return cuts_.back(); }
   // Of one of its parameters, elements of the logical tensor; empty where the row has no part of it.
   Span owned(size_t parameter, int64_t member) const;
 

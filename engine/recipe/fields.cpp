@@ -314,7 +314,13 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
                 .at_least(0)
                 .at_most(kMostFactor),
             r.parallel.receive_factor);
-    v.value(layout("zero", "ZeRO stage").at_least(1).at_most(3), r.parallel.zero);
+    v.value(
+        layout("zero",
+               "what ranks share besides masters and moments: 2: gradients of blocks, 3: weights of blocks, "
+               "too")
+            .at_least(1)
+            .at_most(3),
+        r.parallel.zero);
     v.value(
         layout("recompute", "what the backward computes again instead of keeping").one_of({"none", "block"}),
         r.parallel.recompute);

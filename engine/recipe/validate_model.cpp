@@ -83,14 +83,6 @@ void experts_spread_evenly(Check& c) {
   }
 }
 
-void ranks_share_what_they_can(Check& c) {
-  if (c.recipe().parallel.zero > 1) {
-    c.fail("parallel.zero", concat("found ", c.recipe().parallel.zero,
-                                   ", which shares gradients or weights between ranks; allowed: 1, which "
-                                   "shares masters and moments"));
-  }
-}
-
 // Keys whose other value nothing in this program could honour.
 void promises_are_kept(Check& c) {
   const RunSpec& run = c.recipe().run;
@@ -155,7 +147,6 @@ void validate_model(Check& c) {
   llama3_wavelengths_are_ordered(c);
   yarn_rotations_are_ordered(c);
   experts_spread_evenly(c);
-  ranks_share_what_they_can(c);
   promises_are_kept(c);
   parameters_are_countable(c);
 }

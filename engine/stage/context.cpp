@@ -205,15 +205,15 @@ TensorParts Run::parts() {
   return list;
 }
 
-size_t Run::calls_of_all(size_t mine) {
-  if (plan.axes.expert == 1) return mine;
+size_t Run::calls_of_all(size_t mine, bool backward) {
+  if (!calls_together(plan, backward)) return mine;
   auto most = static_cast<double>(mine);
   comm.all_reduce(&most, 1, ReduceOp::kMax);
   return static_cast<size_t>(most);
 }
 
 void Run::serve(const Pass& pass) {
-  if (plan.axes.expert == 1) return;
+  if (!calls_together(plan, pass.backward != nullptr)) return;
   model.forward(pass, {});
   if (pass.backward) model.backward(pass, Scoring{});
 }

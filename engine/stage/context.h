@@ -48,9 +48,9 @@ class Run {
     return mine;
   }
 
-  // Where experts are spread over ranks, all ranks make as many forwards: the largest number of any, and one
-  // that serves the others.
-  size_t calls_of_all(size_t mine);
+  // Where blocks exchange something, all ranks make as many calls (engine/plan/layout.h): the largest number
+  // of any, and a call of one that has nothing to do.
+  size_t calls_of_all(size_t mine, bool backward);
   void serve(const Pass& pass);
 
   // Passes with the tables in force at the current step. Scoring is the trainer's forward alone.

@@ -67,8 +67,8 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
     return result;
   }
   std::vector<Download> log_probs;
-  // Where experts are spread, ranks with fewer micro-batches serve the others'.
-  const size_t calls = run.calls_of_all(batches.size());
+  // Where blocks exchange something, ranks with fewer micro-batches serve the others.
+  const size_t calls = run.calls_of_all(batches.size(), true);
   for (size_t m = 0; m < calls; ++m) {
     Pass pass = run.pass_for_training();
     if (m >= batches.size()) {

@@ -37,6 +37,7 @@ void Run::check_replicas() {
   if (comm.size() == 1) return;
   std::map<std::string, std::string> facts, experts;
   for (const Param& p : model.params().params()) {
+    if (p.shares_copy) continue;  // nobody else keeps what this rank owns
     const bool everywhere = p.held.count() == p.info.shape.elements();
     (everywhere ? facts : experts)[p.info.name] = hash_of(queue, operand_of(p));
   }

@@ -73,7 +73,7 @@ std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, cons
   std::vector<int64_t> list(static_cast<size_t>(mine.count() * rollout.samples_per_prompt));
   for (size_t i = 0; i < list.size(); ++i) list[i] = begin_of_mine + static_cast<int64_t>(i);
   const std::vector<ScoredBatch> batches = micro_batches(rollout, list, spec.objective.micro_tokens);
-  const size_t calls = run.calls_of_all(batches.size());
+  const size_t calls = run.calls_of_all(batches.size(), false);
   std::vector<std::pair<Download, Download>> scores;  // log-probabilities, entropies
   for (const ScoredBatch& m : batches) {
     Pass pass = run.pass_for_scoring();
@@ -307,7 +307,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     const Span part = run.part(static_cast<int64_t>(list.size()));
     const std::vector<int64_t> mine(list.begin() + part.begin, list.begin() + part.end);
     const std::vector<ScoredBatch> batches = micro_batches(r, mine, spec.objective.micro_tokens);
-    const size_t calls = run.calls_of_all(batches.size());
+    const size_t calls = run.calls_of_all(batches.size(), true);
     for (const ScoredBatch& m : batches) objectives.push_back(train_micro_batch(run, spec, m, normaliser));
     for (size_t m = batches.size(); m < calls; ++m) run.serve(run.pass_for_training());
     // The device has got all of the update's work: only now does the host wait for it.

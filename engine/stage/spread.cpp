@@ -3,19 +3,20 @@
 #include <cstring>
 
 #include "engine/comm/agree.h"
+#include "engine/plan/layout.h"
 #include "engine/stage/signals.h"
 
 namespace fp4t {
 
 namespace {
 
-// Ranks decode in their own time, so they meet by number of calls; where they share experts, before every
-// call.
+// Ranks decode in their own time, so they meet by number of calls; where they share experts or weights,
+// before every call.
 class Meetings {
  public:
   explicit Meetings(Run& run) : run_(run) {}
 
-  bool at_every_call() const { return run_.plan.axes.expert > 1; }
+  bool at_every_call() const { return calls_together(run_.plan, false); }
   void after_call() {
     constexpr int64_t kCallsBetween = 8;
     if (run_.comm.size() == 1) {

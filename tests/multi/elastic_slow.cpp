@@ -89,7 +89,9 @@ TEST_F(Elastic, state_is_byte_identical_however_experts_are_spread) {
     carry("a" + tag, "b" + tag, 2, expert(1));
     carry("b" + tag, "c" + tag, 8, expert(4));
     carry("c" + tag, "d" + tag, 1);
-    carry("d" + tag, "e" + tag, 4, expert(4));
+    auto pieces = expert(4);
+    pieces.insert(pieces.end(), {"--set", "parallel.zero=3"});
+    carry("d" + tag, "e" + tag, 4, pieces);
     carry("e" + tag, "f" + tag, 4, expert(2));
     // Carried around, four ranks go on as the ones that never stopped.
     const std::vector<std::string> longer = {"--set", "stages.0.pretrain.steps=9", "--accept-changes",

@@ -1,4 +1,5 @@
-// One gradient, however a step is cut: over ranks, over micro-batches, with experts over ranks. With both
+// One gradient, however a step is cut: over ranks, over micro-batches, with experts over ranks, with
+// gradients and weights in pieces. With both
 // betas 0 the first moment of AdamW is the gradient, and a checkpoint holds it.
 #include <cmath>
 
@@ -55,25 +56,25 @@ TEST(RanksGradients, do_not_depend_on_ranks_or_micro_batches) {
   for (const std::string preset : {"fp32", "bf16"}) {
     const ScratchFolder folder;
     write_inputs(folder.path(), model + kStep);
-    const auto args = [&](const std::string& dir, int sequences, int expert) {
+    const auto args = [&](const std::string& dir, int sequences, int expert, int zero) {
       return train_args({"--set", "model.moe.balance.aux_loss=0", "--set",
                          "precision={preset: " + preset + "}", "--set", "run.dir=" + dir, "--set",
                          "stages.0.pretrain.batch.micro_sequences=" + std::to_string(sequences), "--set",
-                         "parallel.expert=" + std::to_string(expert)});
+                         "parallel.expert=" + std::to_string(expert), "--set",
+                         "parallel.zero=" + std::to_string(zero)});
     };
-    ASSERT_EQ(run_binary(folder.path(), args("one", 8, 1)).code, 0);
+    ASSERT_EQ(run_binary(folder.path(), args("one", 8, 1, 1)).code, 0);
     const Gradients whole = gradients_of(folder / "one");
     struct Cut {
-      int ranks, sequences, expert;
+      int ranks, sequences, expert, zero;
     };
-    const Cut cuts[] = {{1, 1, 1}, {2, 8, 1}, {2, 2, 1}, {3, 4, 1}, {4, 1, 1},
-                        {8, 8, 1}, {2, 2, 2}, {4, 1, 2}, {4, 8, 4}, {6, 1, 2}};
-    for (const auto& [ranks, sequences, expert] : cuts) {
-      const std::string what = std::to_string(ranks) + " ranks, " + std::to_string(sequences) +
-                               " sequences, expert " + std::to_string(expert);
-      const std::string dir =
-          "r" + std::to_string(ranks) + "s" + std::to_string(sequences) + "e" + std::to_string(expert);
-      const Exit exit = run_ranks(ranks, folder.path(), args(dir, sequences, expert));
+    const Cut cuts[] = {{1, 1, 1, 3}, {2, 8, 1, 1}, {2, 2, 1, 2}, {3, 4, 1, 1}, {3, 1, 1, 3}, {4, 1, 1, 1},
+                        {8, 8, 1, 2}, {2, 2, 2, 1}, {4, 1, 2, 2}, {4, 8, 4, 1}, {6, 1, 2, 3}};
+    for (const auto& [ranks, sequences, expert, zero] : cuts) {
+      const std::string dir = "r" + std::to_string(ranks) + "s" + std::to_string(sequences) + "e" +
+                              std::to_string(expert) + "z" + std::to_string(zero);
+      const std::string what = dir;
+      const Exit exit = run_ranks(ranks, folder.path(), args(dir, sequences, expert, zero));
       ASSERT_EQ(exit.code, 0) << what << exit.errors;
       // FP32 sums over 256 tokens in another order: some 2^-24 a term, squared; BF16 rounds the same values.
       expect_same(whole, gradients_of(folder / dir), 1e-11, preset + ", " + what);

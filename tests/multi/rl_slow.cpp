@@ -120,10 +120,12 @@ TEST_F(RlRanks, a_rollout_in_progress_goes_on_on_another_number_of_ranks) {
 
 TEST_F(RlRanks, a_signal_to_one_rank_while_sampling_stops_all) {
   write_inputs(folder_.path(), kTinyRecipe);
-  for (const int n : {1, 2}) {
+  for (const int n : {1, 2, 3}) {
     const std::string run = "run" + std::to_string(n), whole = "whole" + std::to_string(n);
-    std::vector<std::string> args = expert(n);
-    on(2, whole, args);
+    const std::vector<std::string> layout =
+        n < 3 ? expert(n) : std::vector<std::string>{"--set", "parallel.zero=3"};
+    on(2, whole, layout);
+    std::vector<std::string> args = layout;
     args.insert(args.end(), {"--set", "run.dir=" + run});
     Process job(folder_.path(), ranks_command(2, train_args(args)));
     ASSERT_TRUE(wait_until([&] { return count_steps(dir(run), "rl") >= 2; }));
@@ -131,7 +133,7 @@ TEST_F(RlRanks, a_signal_to_one_rank_while_sampling_stops_all) {
     ASSERT_EQ(ranks.size(), 2u);
     ::kill(ranks[1], SIGTERM);
     EXPECT_EQ(job.wait().code, 75);
-    on(2, run, expert(n));
+    on(2, run, layout);
     expect_same_outcome(dir(run), dir(whole));
   }
 }

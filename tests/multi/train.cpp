@@ -154,6 +154,24 @@ TEST_F(Ranks, a_row_invariant_forward_has_the_same_bits_however_experts_are_spre
   }
 }
 
+// One micro-batch a rank: what goes to its owner block by block is the same sum.
+TEST_F(Ranks, gradients_and_weights_in_pieces_change_no_bit) {
+  use(pretrain());
+  for (const std::string layout : {"parallel={}", "parallel={recompute: block}", "parallel={expert: 2}"}) {
+    const std::string tag = std::to_string(layout.size());
+    std::map<std::string, std::string> whole;
+    for (const int zero : {1, 2, 3}) {
+      const std::string name = "zero" + std::to_string(zero) + "-" + tag;
+      train_on(4, name,
+               {"--set", layout, "--set", "parallel.zero=" + std::to_string(zero), "--set",
+                "stages.0.pretrain.steps=3", "--set", "stages.0.pretrain.eval.every=2"});
+      const auto tensors = tensors_in(latest_checkpoint_of(dir(name)));
+      if (zero == 1) whole = tensors;
+      EXPECT_EQ(tensors, whole) << layout << ", zero " << zero;
+    }
+  }
+}
+
 TEST_F(Ranks, a_stop_between_steps_with_experts_spread_costs_no_bit) {
   use(pretrain("      checkpoint: {every: 3, keep: 9}\n"));
   const std::vector<std::string> spread = {"--set", "parallel.expert=2"};
