@@ -13,6 +13,7 @@ namespace fp4t {
 int cmd_train(const AppOptions& options) {
   const auto comm = make_communicator();
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
+  comm->set_timeout(recipe.run.watchdog_seconds);
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
   const Machine machine = probe_machine(recipe.run.device, threads_of_rank(recipe.run.threads, *comm));
   check_inputs(recipe, places);

@@ -23,6 +23,11 @@ struct CommunicationError : Error {
   explicit CommunicationError(const std::string& m) : Error(ExitCode::kInternal, m) {}
 };
 
+// Another rank did not come to a collective within the time-out.
+struct WatchdogError : Error {
+  explicit WatchdogError(const std::string& m) : Error(ExitCode::kWatchdog, m) {}
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -31,6 +36,9 @@ class Communicator {
   // Among the ranks of the whole run that share this host.
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
+  // How long a call waits for the others before it throws WatchdogError; 0: for ever, as at first. Holds for
+  // all communicators that were split from the same one.
+  virtual void set_timeout(double seconds) = 0;
   virtual void barrier() = 0;
   virtual void all_reduce(double* values, int64_t n, ReduceOp op) = 0;
   virtual void all_reduce(float* values, int64_t n, ReduceOp op) = 0;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <thread>
 
 #include "engine/comm/ending.h"
@@ -37,9 +38,11 @@ class Mpi : public Communicator {
  public:
   enum class Kind : uint8_t { kWorld, kPart };
 
-  Mpi(MPI_Comm comm, Kind kind, int local_rank, int local_size, const MpiOptions& options)
+  Mpi(MPI_Comm comm, Kind kind, int local_rank, int local_size, const MpiOptions& options,
+      std::shared_ptr<double> timeout)
       : comm_(comm),
         kind_(kind),
+        timeout_(std::move(timeout)),
         local_rank_(local_rank),
         local_size_(local_size),
         options_(options),
@@ -62,16 +65,20 @@ class Mpi : public Communicator {
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
-  void barrier() override { check_mpi(MPI_Barrier(comm_), "MPI_Barrier"); }
+  void set_timeout(double seconds) override { *timeout_ = seconds; }
+  void barrier() override {
+    complete("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
+  }
   void all_reduce(double* values, int64_t n, ReduceOp op) override { reduce_all(values, n, op); }
   void all_reduce(float* values, int64_t n, ReduceOp op) override { reduce_all(values, n, op); }
 
   void all_gather(const void* in, void* out, int64_t bytes) override {
     FP4T_CHECK(bytes >= 0, bytes, " bytes");
     if (bytes <= options_.largest_message) {
-      check_mpi(
-          MPI_Allgather(in, static_cast<int>(bytes), MPI_BYTE, out, static_cast<int>(bytes), MPI_BYTE, comm_),
-          "MPI_Allgather");
+      const auto n = static_cast<int>(bytes);
+      complete("all_gather", [&](MPI_Request* request) {
+        return MPI_Iallgather(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_, request);
+      });
       return;
     }
     const std::vector<int64_t> all(static_cast<size_t>(size_), bytes);
@@ -98,8 +105,9 @@ class Mpi : public Communicator {
                receive.size(), " of ", size_, " ranks");
     // A few bytes more, and a mismatch is an error with both sizes instead of a hang.
     std::vector<int64_t> announced(ranks);
-    check_mpi(MPI_Alltoall(send.data(), 1, MPI_INT64_T, announced.data(), 1, MPI_INT64_T, comm_),
-              "MPI_Alltoall");
+    complete("all_to_all", [&](MPI_Request* request) {
+      return MPI_Ialltoall(send.data(), 1, MPI_INT64_T, announced.data(), 1, MPI_INT64_T, comm_, request);
+    });
     for (size_t r = 0; r < ranks; ++r) {
       if (announced[r] == receive[r]) continue;
       throw CommunicationError(detail::concat("rank ", r, " sends ", announced[r], " bytes, rank ", rank_,
@@ -119,7 +127,9 @@ class Mpi : public Communicator {
     char* at = static_cast<char*>(data);
     for (int64_t left = bytes; left > 0;) {
       const int64_t n = std::min(left, options_.largest_message);
-      check_mpi(MPI_Bcast(at, static_cast<int>(n), MPI_BYTE, root, comm_), "MPI_Bcast");
+      complete("broadcast", [&](MPI_Request* request) {
+        return MPI_Ibcast(at, static_cast<int>(n), MPI_BYTE, root, comm_, request);
+      });
       at += n;
       left -= n;
     }
@@ -128,10 +138,40 @@ class Mpi : public Communicator {
   std::unique_ptr<Communicator> split(int colour, int key) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(comm_, colour, key, &part), "MPI_Comm_split");
-    return std::make_unique<Mpi>(part, Kind::kPart, local_rank_, local_size_, options_);
+    return std::make_unique<Mpi>(part, Kind::kPart, local_rank_, local_size_, options_, timeout_);
   }
 
  private:
+  template <class Start>
+  void complete(const char* call, const Start& start) {
+    std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
+    check_mpi(start(requests.data()), call);
+    wait(call, requests);
+  }
+
+  // Looks again and again: at once for a while, then with pauses far below what a step takes.
+  void wait(const char* call, std::vector<MPI_Request>& requests) {
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    for (int64_t look = 0;; ++look) {
+      int done = 0;
+      check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
+                call);
+      if (done) return;
+      constexpr int64_t kAtOnce = 1000;
+      if (look < kAtOnce) {
+        std::this_thread::yield();
+        continue;
+      }
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (*timeout_ > 0 && seconds > *timeout_) {
+        throw WatchdogError(detail::concat("a ", call, " among ", size_, " ranks has waited ", seconds,
+                                           " s for another rank (run.watchdog_seconds is ", *timeout_, ")"));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(seconds < 0.1 ? 20 : 500));
+    }
+  }
+
   // Piece after piece between every pair of ranks; both sides of a pair cut alike.
   void transfer(const std::vector<const char*>& from, const std::vector<int64_t>& send, char* to,
                 const std::vector<int64_t>& receive) {
@@ -162,8 +202,7 @@ class Mpi : public Communicator {
     }
     const auto own = static_cast<size_t>(rank_);
     if (send[own] > 0) std::memcpy(to + offset[own], from[own], static_cast<size_t>(send[own]));
-    check_mpi(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE),
-              "MPI_Waitall");
+    wait("all_to_all", requests);
   }
 
   // Every rank adds all values up itself, in rank order.
@@ -187,6 +226,7 @@ class Mpi : public Communicator {
 
   MPI_Comm comm_;
   Kind kind_;
+  std::shared_ptr<double> timeout_;  // seconds
   int rank_ = 0, size_ = 1, local_rank_, local_size_;
   MpiOptions options_;
   int exceptions_;  // on their way when it was made
@@ -211,7 +251,8 @@ std::unique_ptr<Communicator> make_mpi(const MpiOptions& options) {
   // A copy: MPI_COMM_WORLD itself is left to the ending.
   MPI_Comm world = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-  return std::make_unique<Mpi>(world, Mpi::Kind::kWorld, local_rank, local_size, options);
+  return std::make_unique<Mpi>(world, Mpi::Kind::kWorld, local_rank, local_size, options,
+                               std::make_shared<double>(0.0));
 }
 
 // Ending ---------------------------------------------------------------------------------------------
@@ -250,9 +291,11 @@ int end_after_error(int code, const std::string& message) {
     std::fprintf(stderr, "fp4train: %s%s\n", who.c_str(), message.c_str());
     std::fflush(stderr);
   };
+  // What a call that was given up would still bring has no place to go any more: no waiting then.
+  const bool gave_up = code == static_cast<int>(ExitCode::kWatchdog);
   if (rank == 0) say();
   if (!connected) return code;
-  if (all_arrive()) {
+  if (!gave_up && all_arrive()) {
     int first = code;
     MPI_Bcast(&first, 1, MPI_INT, 0, MPI_COMM_WORLD);
     if (rank != 0 && first != code) say();

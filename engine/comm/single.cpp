@@ -12,6 +12,7 @@ class Single : public Communicator {
   int size() const override { return 1; }
   int local_rank() const override { return 0; }
   int local_size() const override { return 1; }
+  void set_timeout(double) override {}
   void barrier() override {}
   void all_reduce(double*, int64_t, ReduceOp) override {}
   void all_reduce(float*, int64_t, ReduceOp) override {}

@@ -144,6 +144,11 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
   v.value(identity("seed", "seed of everything random"), s.seed);
   v.value(layout("device", "where the arithmetic runs").one_of({"auto", "cpu", "cuda"}), s.device);
   v.value(layout("threads", "CPU threads; 0: all cores").at_least(0).at_most(1024), s.threads);
+  v.value(layout("watchdog_seconds",
+                 "how long a rank waits for another one before the run ends with exit code 72; 0: for ever")
+              .at_least(0)
+              .at_most(1e7),
+          s.watchdog_seconds);
   v.value(layout("deterministic", "the same layout gives the same bits"), s.deterministic);
   v.value(
       output("resume", "auto: from the newest checkpoint of the run folder; never; or a checkpoint folder")

@@ -21,6 +21,7 @@ struct RunSpec {
   uint64_t seed = 1;
   std::string device = "auto";  // auto, cpu, cuda
   int64_t threads = 0;          // CPU threads; 0: all cores
+  double watchdog_seconds = 1800;
   bool deterministic = true;
   std::string resume = "auto";  // auto, never, or a checkpoint folder
   std::string branch_from;      // checkpoint folder to start a new run from

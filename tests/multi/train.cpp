@@ -236,6 +236,19 @@ TEST_F(Ranks, a_rank_that_fails_alone_ends_the_others_with_its_exit_code) {
   EXPECT_NE(exit.errors.find("fp4train: rank 3: "), std::string::npos) << exit.errors;
 }
 
+TEST_F(Ranks, a_rank_that_hangs_ends_the_run_within_the_time_out) {
+  use(pretrain());
+  Process job(folder_.path(), ranks_command(3, train_args({"--set", "stages.0.pretrain.steps=100000", "--set",
+                                                           "run.watchdog_seconds=2"})));
+  ASSERT_TRUE(wait_until([&] { return count_steps(dir("run"), "pretrain") > 0; }));
+  const auto ranks = job.children();
+  ASSERT_EQ(ranks.size(), 3u);
+  ::kill(ranks[1], SIGSTOP);
+  const Exit exit = job.wait();
+  EXPECT_EQ(exit.code, 72) << exit.errors;
+  EXPECT_NE(exit.errors.find("s for another rank (run.watchdog_seconds is 2)"), std::string::npos) << exit.errors;
+}
+
 TEST_F(Ranks, a_second_job_on_the_folder_is_refused) {
   use(pretrain());
   Process first(folder_.path(), ranks_command(2, train_args({"--set", "stages.0.pretrain.steps=100000"})));

@@ -12,7 +12,7 @@ namespace {
 
 // A mixture-of-experts run: text, lines of JSON, generated tasks, AdamW.
 const char* const kFirst = R"(
-run: {name: n, dir: some/dir, seed: 18446744073709551615, device: cpu, threads: 3, resume: never, branch_from: c}
+run: {name: n, dir: some/dir, seed: 18446744073709551615, device: cpu, threads: 3, watchdog_seconds: 2.5, resume: never, branch_from: c}
 model:
   layers: 5
   hidden: 96
@@ -114,6 +114,7 @@ Recipe first() {
            .seed = 18446744073709551615u,
            .device = "cpu",
            .threads = 3,
+           .watchdog_seconds = 2.5,
            .resume = "never",
            .branch_from = "c"};
   r.model.layers = 5;
