@@ -28,6 +28,14 @@ struct WatchdogError : Error {
   explicit WatchdogError(const std::string& m) : Error(ExitCode::kWatchdog, m) {}
 };
 
+// A call on its way while its rank does other things. wait() ends it; whoever has begun it calls that before
+// anything of the call's goes away.
+class PendingCall {
+ public:
+  virtual ~PendingCall() = default;
+  virtual void wait() = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -44,6 +52,10 @@ class Communicator {
   virtual void all_reduce(float* values, int64_t n, ReduceOp op) = 0;
   // out[r * n .. ) gets rank r's in[0 .. n).
   virtual void all_gather(const void* in, void* out, int64_t bytes_per_rank) = 0;
+  // The same, begun: both buffers are the call's until it has ended. Other calls may come in between, in the
+  // same order on every rank.
+  virtual std::unique_ptr<PendingCall> begin_all_gather(const void* in, void* out,
+                                                        int64_t bytes_per_rank) = 0;
   // out[0 .. n) is the sum over ranks of their in[rank() * n .. ).
   virtual void reduce_scatter(const float* in, float* out, int64_t n_per_rank) = 0;
   // Part r of `in` goes to rank r; part r of `out` comes from rank r. What one sends, the other must expect:

@@ -86,6 +86,19 @@ class Mpi : public Communicator {
              all);
   }
 
+  std::unique_ptr<PendingCall> begin_all_gather(const void* in, void* out, int64_t bytes) override {
+    std::vector<MPI_Request> requests;
+    if (bytes > options_.largest_message) {
+      all_gather(in, out, bytes);
+    } else {
+      FP4T_CHECK(bytes >= 0, bytes, " bytes");
+      const auto n = static_cast<int>(bytes);
+      requests.emplace_back(MPI_REQUEST_NULL);
+      check_mpi(MPI_Iallgather(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_, &requests.back()), "all_gather");
+    }
+    return std::make_unique<Pending>(*this, std::move(requests));
+  }
+
   void reduce_scatter(const float* in, float* out, int64_t n) override {
     const auto ranks = static_cast<size_t>(size_);
     const std::vector<int64_t> bytes(ranks, n * static_cast<int64_t>(sizeof(float)));
@@ -142,6 +155,16 @@ class Mpi : public Communicator {
   }
 
  private:
+  class Pending : public PendingCall {
+   public:
+    Pending(Mpi& comm, std::vector<MPI_Request> requests) : comm_(comm), requests_(std::move(requests)) {}
+    void wait() override { comm_.wait("all_gather", requests_); }
+
+   private:
+    Mpi& comm_;
+    std::vector<MPI_Request> requests_;
+  };
+
   template <class Start>
   void complete(const char* call, const Start& start) {
     std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);

@@ -88,7 +88,7 @@ TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& 
   call.groups = in.slots;
   if (count > 0) embed(in.tokens, acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
-    exchange.use_weights(static_cast<int64_t>(l));
+    exchange.use_weights(static_cast<int64_t>(l), layer_after(l));
     const KvCacheView cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache);
     blocks[l].forward(call, acts.stream[l], acts.layers[l], &cache, acts.stream[l + 1]);
   }

@@ -8,10 +8,8 @@
 
 namespace fp4t {
 
-namespace {
-
 // The rounds in which ranks exchange a range of a row: of every member's piece in it, so many elements each.
-class Rounds {
+class ShardExchange::Rounds {
  public:
   Rounds(const ShardRow& row, const Span& range) : row_(row), range_(range), elements_(round_elements(row)) {
     int64_t most = 0;
@@ -38,8 +36,6 @@ class Rounds {
   int64_t elements_, count_ = 0;
 };
 
-}  // namespace
-
 ShardExchange::ShardExchange(Queue& queue, Communicator& comm, const Plan& plan, std::vector<Param>& params,
                              Arena& arena)
     : queue_(queue), comm_(comm), plan_(plan), params_(params) {
@@ -52,9 +48,7 @@ ShardExchange::ShardExchange(Queue& queue, Communicator& comm, const Plan& plan,
   if (plan.shards.spreads_experts()) {
     replicas_ = comm.split(static_cast<int>(plan.axes.expert_index(comm.rank())), comm.rank());
   }
-  const ExchangeBlocks blocks = take_exchange(plan, ArenaTake{arena});
-  here_ = blocks.here;
-  there_ = blocks.there;
+  blocks_ = take_exchange(plan, ArenaTake{arena});
 }
 
 std::vector<ShardExchange::Shared> ShardExchange::all_shared() {
@@ -110,7 +104,7 @@ void ShardExchange::sum(const Shared& shared, const Span& range, Into into) {
   std::vector<int64_t> send(static_cast<size_t>(ranks)), receive(static_cast<size_t>(ranks));
   for (int64_t round = 0; round < rounds.count(); ++round) {
     const Span mine = rounds.part(shared.comm.rank(), round);
-    char* next = static_cast<char*>(here_.data);
+    char* next = static_cast<char*>(blocks_.here.data);
     for (int64_t r = 0; r < ranks; ++r) {
       const auto i = static_cast<size_t>(r);
       const Span part = rounds.part(r, round);
@@ -119,9 +113,9 @@ void ShardExchange::sum(const Shared& shared, const Span& range, Into into) {
       next += send[i];
       receive[i] = mine.count() * dtype_bytes(DType::kF32);
     }
-    shared.comm.all_to_all(here_.data, send, there_.data, receive);
+    shared.comm.all_to_all(blocks_.here.data, send, blocks_.there.data, receive);
     if (mine.count() == 0) continue;
-    const TensorView all = {there_.data, DType::kF32, {ranks, mine.count()}};
+    const TensorView all = {blocks_.there.data, DType::kF32, {ranks, mine.count()}};
     const TensorView sum = all.rows(0, 1);
     for (int64_t r = 1; r < ranks; ++r) {
       run(queue_, LinearCombination{1.0f, sum, 1.0f, all.rows(r, 1), sum});
@@ -165,33 +159,83 @@ void ShardExchange::add_to_owned(const ShardRow& row, const Span& range, const T
 // Weights --------------------------------------------------------------------------------------------
 
 void ShardExchange::gather_weights() {
+  end_ahead();
   std::fill(std::begin(placed_), std::end(placed_), -1);
   for (const Shared& shared : all_shared()) gather(shared, {0, shared.row.length()}, Which::kStaying);
 }
 
-void ShardExchange::use_weights(int64_t layer) {
+void ShardExchange::use_weights(int64_t layer, int64_t next) {
   if (!gathers_weights(plan_)) return;
+  end_ahead();
   int64_t& placed = placed_[layer % kCopyPlaces];
-  if (placed == layer) return;
-  for (const Shared& shared : all_shared()) {
-    for (const Span& range : ranges_of(shared.row, layer)) gather(shared, range, Which::kShared);
+  if (placed != layer) {
+    for (const Shared& shared : all_shared()) {
+      for (const Span& range : ranges_of(shared.row, layer)) gather(shared, range, Which::kShared);
+    }
+    placed = layer;
   }
-  placed = layer;
+  if (next >= 0 && placed_[next % kCopyPlaces] != next) begin_ahead(next);
 }
 
-void ShardExchange::gather(const Shared& shared, const Span& range, Which which) {
+void ShardExchange::begin_ahead(int64_t layer) {
+  size_t i = 0;
+  for (const Shared& shared : all_shared()) {
+    const Rounds rounds(shared.row, ranges_of(shared.row, layer).front());
+    const int64_t bytes = largest_bytes(shared, rounds, 0, Which::kShared);
+    char* here = static_cast<char*>(blocks_.ahead_here[i].data);
+    Ahead ahead;
+    if (bytes > 0) {
+      pack_weights(shared.row, rounds.part(shared.comm.rank(), 0), Which::kShared, here);
+      ahead = {shared.comm.begin_all_gather(here, blocks_.ahead_there[i].data, bytes), bytes};
+    }
+    ahead_.push_back(std::move(ahead));
+    ++i;
+  }
+  ahead_layer_ = layer;
+}
+
+// What came goes to its place, which is not that of the block before.
+void ShardExchange::end_ahead() {
+  if (ahead_layer_ < 0) return;
+  size_t i = 0;
+  for (const Shared& shared : all_shared()) {
+    const Span range = ranges_of(shared.row, ahead_layer_).front();
+    const Rounds rounds(shared.row, range);
+    Ahead& ahead = ahead_[i];
+    if (ahead.call) {
+      ahead.call->wait();
+      const char* there = static_cast<const char*>(blocks_.ahead_there[i].data);
+      for (int64_t r = 0; r < shared.comm.size(); ++r) {
+        unpack_weights(shared.row, rounds.part(r, 0), Which::kShared, there + r * ahead.bytes);
+      }
+    }
+    gather(shared, range, Which::kShared, 1);
+    ++i;
+  }
+  placed_[ahead_layer_ % kCopyPlaces] = ahead_layer_;
+  ahead_.clear();
+  ahead_layer_ = -1;
+}
+
+int64_t ShardExchange::largest_bytes(const Shared& shared, const Rounds& rounds, int64_t round,
+                                     Which which) const {
+  int64_t bytes = 0;
+  for (int64_t r = 0; r < shared.comm.size(); ++r) {
+    bytes = std::max(bytes, weight_bytes(shared.row, rounds.part(r, round), which));
+  }
+  return bytes;
+}
+
+void ShardExchange::gather(const Shared& shared, const Span& range, Which which, int64_t first_round) {
   const ShardRow& row = shared.row;
   const int64_t ranks = shared.comm.size();
   const Rounds rounds(row, range);
-  for (int64_t round = 0; round < rounds.count(); ++round) {
-    int64_t bytes = 0;
-    for (int64_t r = 0; r < ranks; ++r) {
-      bytes = std::max(bytes, weight_bytes(row, rounds.part(r, round), which));
-    }
+  for (int64_t round = first_round; round < rounds.count(); ++round) {
+    const int64_t bytes = largest_bytes(shared, rounds, round, which);
     if (bytes == 0) continue;
-    char* all = static_cast<char*>(there_.data);
-    pack_weights(row, rounds.part(shared.comm.rank(), round), which, static_cast<char*>(here_.data));
-    shared.comm.all_gather(here_.data, all, bytes);
+    char* all = static_cast<char*>(blocks_.there.data);
+    pack_weights(row, rounds.part(shared.comm.rank(), round), which, static_cast<char*>(blocks_.here.data));
+    shared.comm.all_gather(blocks_.here.data, all, bytes);
     for (int64_t r = 0; r < ranks; ++r) {
       const bool has_own = which == Which::kStaying && r == shared.comm.rank();
       if (!has_own) unpack_weights(row, rounds.part(r, round), which, all + r * bytes);

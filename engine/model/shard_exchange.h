@@ -33,10 +33,12 @@ class ShardExchange {
   // Every weight that products read (the copy, or the master where there is none) gets the owners' elements;
   // of weights that come block by block, what came is void.
   void gather_weights();
-  // Before a block's forward and backward: its weights are there.
-  void use_weights(int64_t layer);
+  // Before a block's forward and backward: its weights are there, and those of `next` (-1: none) on their
+  // way.
+  void use_weights(int64_t layer, int64_t next);
 
  private:
+  class Rounds;
   // A row of parameters and the ranks that hold it alike.
   struct Shared {
     Communicator& comm;
@@ -54,8 +56,12 @@ class ShardExchange {
 
   // Weights of a range that blocks share the memory of, or those that stay.
   enum class Which : uint8_t { kStaying, kShared };
-  void gather(const Shared& shared, const Span& range, Which which);
+  void gather(const Shared& shared, const Span& range, Which which, int64_t first_round = 0);
+  void begin_ahead(int64_t layer);
+  void end_ahead();
   int64_t weight_bytes(const ShardRow& row, const Span& range, Which which) const;
+  // Of any member, in a round.
+  int64_t largest_bytes(const Shared& shared, const Rounds& rounds, int64_t round, Which which) const;
   void pack_weights(const ShardRow& row, const Span& range, Which which, char* bytes);
   void unpack_weights(const ShardRow& row, const Span& range, Which which, const char* bytes);
 
@@ -64,9 +70,16 @@ class ShardExchange {
   const Plan& plan_;
   std::vector<Param>& params_;
   std::unique_ptr<Communicator> replicas_;  // where experts are spread
-  TensorView here_, there_;                 // F32 [exchange_elements()]
-  std::vector<bool> owned_begun_;           // by layer: the owners' gradients hold something
-  int64_t placed_[kCopyPlaces];             // layers whose weights are there; -1: none
+  ExchangeBlocks blocks_;
+  // The first round of a block's weights that are on their way, by row.
+  struct Ahead {
+    std::unique_ptr<PendingCall> call;  // null: the row has none of this block
+    int64_t bytes = 0;
+  };
+  std::vector<Ahead> ahead_;
+  int64_t ahead_layer_ = -1;
+  std::vector<bool> owned_begun_;  // by layer: the owners' gradients hold something
+  int64_t placed_[kCopyPlaces];    // layers whose weights are there; -1: none
 };
 
 }  // namespace fp4t

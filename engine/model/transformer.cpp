@@ -200,7 +200,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   const Call call = make_call(pass, tokens, true);
   if (tokens > 0) embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
-    exchange.use_weights(static_cast<int64_t>(l));
+    exchange.use_weights(static_cast<int64_t>(l), layer_after(l));
     blocks[l].forward(call, k.acts.stream[l], k.acts.layers[l], nullptr, k.acts.stream[l + 1]);
   }
   if (tokens > 0) {
@@ -253,7 +253,7 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
                             .dweight = final_weight->gradient});
   }
   for (size_t l = blocks.size(); l-- > 0;) {
-    exchange.use_weights(static_cast<int64_t>(l));
+    exchange.use_weights(static_cast<int64_t>(l), static_cast<int64_t>(l) - 1);
     begin_block_gradients(l);
     if (kept->keep == Keep::kInputs) {
       // Writes the same bits over the block's output, which nothing reads any more.

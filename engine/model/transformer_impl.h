@@ -47,6 +47,7 @@ struct Transformer::Impl {
   std::vector<Linear*> linears();  // of all blocks, then the head's
   void enter(Phase next);
   void forget();
+  int64_t layer_after(size_t l) const { return l + 1 < blocks.size() ? static_cast<int64_t>(l) + 1 : -1; }
   void begin_block_gradients(size_t l);
   void end_block_gradients(size_t l);
   Call make_call(const Pass& pass, int64_t tokens, bool counting);

@@ -578,6 +578,8 @@ int64_t round_elements(const ShardRow& row);
 int64_t exchange_elements(const Plan& plan);
 struct ExchangeBlocks {
   TensorView here, there;
+  // Of the next block's weights on their way: of what all ranks share, and of experts.
+  TensorView ahead_here[2], ahead_there[2];
 };
 template <class Take>
 ExchangeBlocks take_exchange(const Plan& plan, Take&& take) {
@@ -585,6 +587,10 @@ ExchangeBlocks take_exchange(const Plan& plan, Take&& take) {
   const Shape all = {exchange_elements(plan)};
   b.here = take("rank exchange", DType::kF32, all);
   b.there = take("rank exchange", DType::kF32, all);
+  for (int i = 0; gathers_weights(plan) && i < (plan.shards.spreads_experts() ? 2 : 1); ++i) {
+    b.ahead_here[i] = take("rank exchange", DType::kF32, all);
+    b.ahead_there[i] = take("rank exchange", DType::kF32, all);
+  }
   return b;
 }
 // Norm chunks of all parameters, for the sums that ranks tell each other.

@@ -66,6 +66,11 @@ TEST(Comm, gathers_and_broadcasts_whole) {
     for (int64_t i = 0; i < n * size(); ++i) {
       ASSERT_EQ(all[static_cast<size_t>(i)], 1000 * (i / n) + i % n);
     }
+    std::vector<int64_t> later(all.size());
+    const auto call = g_comm->begin_all_gather(mine.data(), later.data(), n * 8);
+    g_comm->barrier();  // in between
+    call->wait();
+    EXPECT_EQ(later, all);
     for (int root = 0; root < size(); ++root) {
       std::vector<int64_t> sent = mine;
       g_comm->broadcast(sent.data(), n * 8, root);
