@@ -181,7 +181,7 @@ class Mpi : public Communicator {
       check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
                 call);
       if (done) return;
-      constexpr int64_t kAtOnce = 1000;
+      constexpr int64_t kAtOnce = 50;
       if (look < kAtOnce) {
         std::this_thread::yield();
         continue;
@@ -191,7 +191,7 @@ class Mpi : public Communicator {
         throw WatchdogError(detail::concat("a ", call, " among ", size_, " ranks has waited ", seconds,
                                            " s for another rank (run.watchdog_seconds is ", *timeout_, ")"));
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(seconds < 0.1 ? 20 : 500));
+      std::this_thread::sleep_for(std::chrono::microseconds(seconds < 0.01 ? 5 : 200));
     }
   }
 
