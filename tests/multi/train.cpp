@@ -246,7 +246,8 @@ TEST_F(Ranks, a_rank_that_hangs_ends_the_run_within_the_time_out) {
   ::kill(ranks[1], SIGSTOP);
   const Exit exit = job.wait();
   EXPECT_EQ(exit.code, 72) << exit.errors;
-  EXPECT_NE(exit.errors.find("s for another rank (run.watchdog_seconds is 2)"), std::string::npos) << exit.errors;
+  EXPECT_NE(exit.errors.find("s for another rank (run.watchdog_seconds is 2)"), std::string::npos)
+      << exit.errors;
 }
 
 TEST_F(Ranks, a_second_job_on_the_folder_is_refused) {
