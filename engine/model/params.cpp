@@ -16,7 +16,7 @@ ParamSet::ParamSet(Arena& run_arena, const Plan& plan, int rank) : plan_(plan), 
   for (const ParamInfo& info : plan.parameters) {
     const ParamBlocks b = take_param(info, plan, rank, take);
     params_.push_back(
-        {info, b.master, b.copy, b.gradient, b.owned_gradient, false, plan.shards.held(info, rank)});
+        {info, b.master, b.copy, b.gradient, plan.shards.held(info, rank), b.owned_gradient, false});
   }
   const SharedPlaces places = shared_places(plan, rank);
   const SharedBlocks shared = take_shared_blocks(plan, places, take);

@@ -20,13 +20,13 @@ struct Param {
   TensorView copy;      // BF16 copy that products read; empty under the fp32 format, for norms and routers,
                         // and when the master is BF16 itself
   TensorView gradient;  // F32 or BF16
-  // Where blocks share the memory of gradients: what this rank owns of this one, [n] (engine/plan/layout.h).
-  TensorView owned_gradient;
-  // Blocks share the memory of copies, which the exchange makes from the owners' masters before each use.
-  bool shares_copy = false;
   // The elements of the logical tensor that copy, gradient and whole masters have: of experts those of this
   // rank's place in its expert group, else all.
-  Span held;
+  Span held = {};
+  // Where blocks share the memory of gradients: what this rank owns of this one, [n] (engine/plan/layout.h).
+  TensorView owned_gradient = {};
+  // Blocks share the memory of copies, which the exchange makes from the owners' masters before each use.
+  bool shares_copy = false;
 };
 
 struct Buffer {
