@@ -139,8 +139,8 @@ void* allocate(int64_t bytes) {
     cudaGetLastError();  // it is not sticky: the next call must not find it
     size_t free_bytes = 0, total = 0;
     FP4T_CUDA(cudaMemGetInfo(&free_bytes, &total));
-    throw MemoryError(fp4t::detail::concat("cannot allocate ", bytes, " bytes on the GPU: ", free_bytes, " of ",
-                                           total, " are free"));
+    throw MemoryError(fp4t::detail::concat("cannot allocate ", bytes, " bytes on the GPU: ", free_bytes,
+                                           " of ", total, " are free"));
   }
   check_cuda(status, "cudaMalloc");
   return p;

@@ -311,9 +311,7 @@ TEST(Checkpoint, a_path_that_cannot_be_looked_at_is_told_with_the_reason) {
 // Gives up root's right to read everything.
 class Unprivileged {
  public:
-  Unprivileged() : user_(::geteuid()) {
-    EXPECT_EQ(::seteuid(user_ == 0 ? 65534 : user_), 0);
-  }
+  Unprivileged() : user_(::geteuid()) { EXPECT_EQ(::seteuid(user_ == 0 ? 65534 : user_), 0); }
   ~Unprivileged() { EXPECT_EQ(::seteuid(user_), 0); }
 
  private:
