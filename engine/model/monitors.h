@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/model/transformer.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 
 namespace fp4t {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "engine/model/shard_exchange.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 #include "kernels/base/philox.h"
 #include "kernels/ops/run.h"
 

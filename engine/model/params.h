@@ -23,7 +23,8 @@ struct Param {
   // The elements of the logical tensor that copy, gradient and whole masters have: of experts those of this
   // rank's place in its expert group, else all.
   Span held = {};
-  // Where blocks share the memory of gradients: what this rank owns of this one, [n] (engine/plan/layout.h).
+  // Where blocks share the memory of gradients: what this rank owns of this one, [n]
+  // (engine/plan/run_layout.h).
   TensorView owned_gradient = {};
   // Blocks share the memory of copies, which the exchange makes from the owners' masters before each use.
   bool shares_copy = false;

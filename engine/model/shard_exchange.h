@@ -8,7 +8,7 @@
 
 #include "engine/comm/comm.h"
 #include "engine/model/params.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 
 namespace fp4t {
 

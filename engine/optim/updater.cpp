@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {

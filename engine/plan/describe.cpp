@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "engine/plan/layout.h"
 #include "engine/plan/plan.h"
+#include "engine/plan/run_layout.h"
 
 namespace fp4t {
 

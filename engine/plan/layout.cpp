@@ -1,4 +1,4 @@
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 
 #include <algorithm>
 #include <cmath>

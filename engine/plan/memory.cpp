@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 #include "kernels/base/arena.h"
 #include "kernels/base/numeric.h"
 

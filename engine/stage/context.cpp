@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/comm/agree.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 #include "engine/stage/signals.h"
 #include "engine/store/huggingface.h"
 #include "engine/tokens/corpus.h"

@@ -48,8 +48,8 @@ class Run {
     return mine;
   }
 
-  // Where blocks exchange something, all ranks make as many calls (engine/plan/layout.h): the largest number
-  // of any, and a call of one that has nothing to do.
+  // Where blocks exchange something, all ranks make as many calls (engine/plan/run_layout.h): the largest
+  // number of any, and a call of one that has nothing to do.
   size_t calls_of_all(size_t mine, bool backward);
   void serve(const Pass& pass);
 

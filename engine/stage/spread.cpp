@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "engine/comm/agree.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 #include "engine/stage/signals.h"
 
 namespace fp4t {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/run_layout.h"
 #include "engine/store/huggingface_names.h"
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"

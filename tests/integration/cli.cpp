@@ -1,78 +1,15 @@
 // The commands from the outside: what they print, their exit codes, and that bad input gets an answer.
-#include <algorithm>
-#include <csignal>
 #include <filesystem>
 #include <random>
 #include <regex>
 #include <sstream>
 
-#include "tests/support/runs.h"
+#include "tests/support/cli.h"
 
 namespace fp4t::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-const std::string kStages = R"(stages:
-  - pretrain:
-      steps: 4
-      batch: {tokens: 64, micro_sequences: 2, length: 32}
-      data: [{name: words, kind: text, paths: text, separator: "%", held_out: {fraction: 0.1, seed: 7}}]
-      eval: {tokens: 64}
-      checkpoint: {every: 2}
-  - rl:
-      steps: 2
-      task: {kind: sums, low: 0, high: 4}
-      sampling: {prompts: 2, samples: 2, max_tokens: 3}
-      objective: {drop_zero_advantage: false}
-      eval: {tokens: 64}
-)";
-const std::string kRecipe = std::string(kTinyModel) + kStages;
-
-// A folder with a finished run, shared by the tests that only look, and one of the test's own.
-class Cli : public ::testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    done_ = new ScratchFolder;
-    write_inputs(done_->path(), kRecipe);
-    train(done_->path());
-  }
-  static void TearDownTestSuite() {
-    delete done_;
-    done_ = nullptr;
-  }
-  void SetUp() override { write_inputs(folder_.path(), kRecipe); }
-
-  Exit run(const std::vector<std::string>& args) { return run_binary(folder_.path(), args); }
-  Exit look(const std::vector<std::string>& args) { return run_binary(done_->path(), args); }
-  Exit validate(const std::string& text) {
-    write_text(folder_ / "recipe.yaml", text);
-    return run({"validate", "--config", "recipe.yaml"});
-  }
-  // A copy of the finished run to go on with.
-  void copy_done() {
-    fs::copy(*done_ / "run", run_, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
-  }
-  Exit go_on(const std::vector<std::string>& more) { return run_binary(folder_.path(), train_args(more)); }
-
-  inline static ScratchFolder* done_ = nullptr;
-  ScratchFolder folder_;
-  std::string run_ = folder_ / "run";
-};
-
-std::string last_line(const std::string& text) {
-  const size_t end = text.find_last_not_of('\n');
-  const size_t begin = text.rfind('\n', end);
-  return text.substr(begin == std::string::npos ? 0 : begin + 1, end - begin);
-}
-
-#define EXPECT_ANSWER(exit, expected_code, words)                                                  \
-  do {                                                                                             \
-    const Exit& e = (exit);                                                                        \
-    EXPECT_EQ(e.code, expected_code) << e.errors << e.output;                                      \
-    EXPECT_NE((e.errors + e.output).find(words), std::string::npos) << "no '" << words << "' in\n" \
-                                                                    << e.errors << e.output;       \
-  } while (false)
 
 // Commands -------------------------------------------------------------------------------------------
 
@@ -416,144 +353,6 @@ TEST_F(Cli, randomly_changed_recipes_get_an_answer) {
     expect_an_answer(validate(text), text);
     if (HasFailure()) break;
   }
-}
-
-// A run folder -----------------------------------------------------------------------------------------
-
-TEST_F(Cli, a_change_of_identity_is_refused_even_when_changes_are_accepted) {
-  copy_done();
-  for (const auto& more : {std::vector<std::string>{"--set", "run.seed=99"},
-                           {"--set", "run.seed=99", "--accept-changes"},
-                           {"--set", "model.moe.experts=8", "--accept-changes"}}) {
-    const Exit exit = go_on(more);
-    EXPECT_ANSWER(exit, 2, more[1].substr(0, more[1].find('=')));
-  }
-  EXPECT_ANSWER(go_on({"--set", "run.seed=99"}), 2, "run.seed: 3 -> 99");
-}
-
-TEST_F(Cli, a_change_of_course_is_refused_unless_accepted_and_then_stands_in_the_lineage) {
-  copy_done();
-  const std::vector<std::string> longer = {"--set", "stages.1.rl.steps=4", "--set",
-                                           "stages.1.rl.optimizer.learning_rate=0.5"};
-  const Exit refused = go_on(longer);
-  EXPECT_ANSWER(refused, 2, "stages[1].rl.steps: 2 -> 4");
-  EXPECT_ANSWER(refused, 2, "stages[1].rl.optimizer.learning_rate: 0.001 -> 0.5");
-  EXPECT_ANSWER(refused, 2, "--accept-changes");
-  EXPECT_EQ(count_steps(run_, "rl"), 2);
-  std::vector<std::string> accepted = longer;
-  accepted.push_back("--accept-changes");
-  train(folder_.path(), accepted);
-  EXPECT_EQ(count_steps(run_, "rl"), 4);
-  const std::string text = run({"inspect", "run"}).output;
-  EXPECT_NE(text.find("stage 1 step 2: stages[1].rl.steps: 2 -> 4"), std::string::npos) << text;
-  // Once accepted it is the run's recipe.
-  EXPECT_ANSWER(go_on(longer), 0, "already done");
-}
-
-TEST_F(Cli, changes_of_output_and_layout_are_free) {
-  copy_done();
-  EXPECT_ANSWER(go_on({"--set", "run.name=other", "--set", "run.dir=run", "--set", "run.threads=1", "--set",
-                       "stages.0.pretrain.batch.micro_sequences=1", "--set", "parallel.recompute=block",
-                       "--set", "stages.1.rl.eval.every=1", "--set", "stages.1.rl.checkpoint.keep=5"}),
-                0, "already done");
-}
-
-TEST_F(Cli, data_that_changed_under_a_run_is_noticed) {
-  Process process(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=400"}));
-  ASSERT_TRUE(wait_until([&] { return !latest_checkpoint_of(run_).empty(); }));
-  process.signal(SIGTERM);
-  EXPECT_EQ(process.wait().code, 75);
-  write_text(folder_ / "text/words.txt", read_text(folder_ / "text/words.txt") + "one more\n");
-  const std::vector<std::string> same = {"--set", "stages.0.pretrain.steps=400"};
-  EXPECT_ANSWER(go_on(same), 65, "the data of stage 'pretrain' is not what the checkpoint was made with");
-  const int64_t step = count_steps(run_, "pretrain");
-  const std::vector<std::string> accepted = {"--set", "stages.0.pretrain.steps=" + std::to_string(step + 1),
-                                             "--accept-changes"};
-  train(folder_.path(), accepted);
-  const std::string text = run({"inspect", "run"}).output;
-  EXPECT_NE(text.find("data of stage 'pretrain'"), std::string::npos) << text;
-}
-
-TEST_F(Cli, a_branch_starts_a_run_folder_of_its_own_from_weights_and_counters) {
-  copy_done();
-  const auto before = all_bytes_of(run_);
-  const std::vector<std::string> branch = {"--set", "run.dir=branch",
-                                           "--set", "run.branch_from=run/checkpoints/step_1_0_0",
-                                           "--set", "stages.1.rl.optimizer.learning_rate=0.01"};
-  ASSERT_TRUE(fs::exists(run_ + "/checkpoints/step_1_0_0"));
-  const Exit exit = train(folder_.path(), branch);
-  EXPECT_NE(exit.output.find("branching from run/checkpoints/step_1_0_0: stage 1, step 0"),
-            std::string::npos);
-  EXPECT_EQ(all_bytes_of(run_), before) << "the origin changed";
-  EXPECT_EQ(count_steps(folder_ / "branch", "pretrain"), 0);
-  EXPECT_EQ(count_steps(folder_ / "branch", "rl"), 2);
-  const std::string text = run({"inspect", "branch"}).output;
-  EXPECT_NE(text.find("branched from a checkpoint of content "), std::string::npos) << text;
-  EXPECT_NE(text.find("stages[1].rl.optimizer.learning_rate: 0.001 -> 0.01"), std::string::npos) << text;
-  EXPECT_ANSWER(go_on(branch), 0, "already done");
-  // In a folder that has a course of its own, branching would drop it.
-  EXPECT_ANSWER(go_on({"--set", "run.branch_from=branch"}), 2, "run.branch_from");
-}
-
-TEST_F(Cli, resume_never_and_resume_from_a_path_do_what_they_say) {
-  copy_done();
-  EXPECT_ANSWER(go_on({"--set", "run.resume=never"}), 2, "run.resume: never, but run holds checkpoints");
-  const std::string reference = read_text(run_ + "/metrics.jsonl");
-  // A run folder's own course is continued, whatever checkpoint its first start was from.
-  const Exit again = go_on({"--set", "run.resume=run/checkpoints/step_1_0_0"});
-  EXPECT_ANSWER(again, 0, "run.resume: run/checkpoints/step_1_0_0 is passed over");
-  EXPECT_ANSWER(again, 0, "already done");
-  EXPECT_EQ(read_text(run_ + "/metrics.jsonl"), reference);
-  const std::vector<std::string> elsewhere = {"--set", "run.dir=fresh", "--set",
-                                              "run.resume=run/checkpoints/step_1_0_0"};
-  EXPECT_ANSWER(go_on(elsewhere), 0, "resuming from run/checkpoints/step_1_0_0");
-  EXPECT_EQ(count_steps(folder_ / "fresh", "pretrain"), 0);
-  EXPECT_EQ(count_steps(folder_ / "fresh", "rl"), 2);
-  expect_same_outcome(run_, *done_ / "run");
-}
-
-TEST_F(Cli, a_second_process_on_a_run_folder_is_refused_naming_the_first) {
-  Process first(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=100000"}));
-  ASSERT_TRUE(wait_until([&] { return !latest_checkpoint_of(run_).empty(); }));
-  EXPECT_ANSWER(go_on({"--set", "stages.0.pretrain.steps=100000"}), 2,
-                "run folder 'run' is in use by process " + std::to_string(first.pid()));
-  EXPECT_TRUE(first.running());
-  first.signal(SIGKILL);
-  // The next one starts while the first is still being torn down.
-  Process next(folder_.path(), train_args({"--set", "stages.0.pretrain.steps=100000"}));
-  EXPECT_TRUE(wait_until([&] {
-    return read_text(run_ + "/log.txt").find("resuming from ") != std::string::npos;
-  })) << "a killed process holds no lock";
-  next.signal(SIGTERM);
-  EXPECT_EQ(next.wait().code, 75);
-}
-
-TEST_F(Cli, a_launcher_that_starts_several_copies_is_refused) {
-  const Exit exit = run_binary(folder_.path(), train_args(), {{"OMPI_COMM_WORLD_SIZE", "2"}});
-  EXPECT_ANSWER(exit, 2, "OMPI_COMM_WORLD_SIZE");
-  EXPECT_FALSE(fs::exists(run_));
-  EXPECT_EQ(
-      run_binary(folder_.path(), {"validate", "--config", "recipe.yaml"}, {{"OMPI_COMM_WORLD_SIZE", "2"}})
-          .code,
-      0);
-}
-
-TEST_F(Cli, a_longer_run_does_not_move_a_switch_given_in_percent) {
-  const std::string precision = R"(precision:
-  pretrain.forward:
-    - {module: "*", steps: 0-50%, format: mxfp8}
-    - {module: "*", format: bf16}
-)";
-  const std::string stages = kStages.substr(0, kStages.find("  - rl:"));
-  write_text(folder_ / "recipe.yaml", std::string(kTinyModel) + precision + stages);
-  train(folder_.path());
-  EXPECT_NE(read_text(run_ + "/plan.txt").find("pretrain.forward, steps 0 to 2"), std::string::npos)
-      << read_text(run_ + "/plan.txt");
-  train(folder_.path(), {"--set", "stages.0.pretrain.steps=8", "--accept-changes"});
-  EXPECT_EQ(count_steps(run_, "pretrain"), 8);
-  const std::string plan = read_text(run_ + "/plan.txt");
-  EXPECT_NE(plan.find("pretrain.forward, steps 0 to 2"), std::string::npos) << plan;
-  EXPECT_EQ(plan.find("pretrain.forward, steps 0 to 4"), std::string::npos) << plan;
 }
 
 }  // namespace

@@ -35,11 +35,8 @@ class RlRanks : public ::testing::Test {
  protected:
   std::string dir(const std::string& name) const { return folder_ / name; }
   static std::vector<std::string> expert(int n) { return {"--set", "parallel.expert=" + std::to_string(n)}; }
-  Exit on(int ranks, const std::string& name, std::vector<std::string> more = {}) {
-    more.insert(more.end(), {"--set", "run.dir=" + name});
-    const Exit exit = run_ranks(ranks, folder_.path(), train_args(more));
-    EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
-    return exit;
+  Exit on(int ranks, const std::string& name, const std::vector<std::string>& more = {}) {
+    return train_on(ranks, folder_.path(), name, more);
   }
   // Runs kTinyRecipe on four ranks, kills one when `moment` has come, starts again on as many.
   template <class Moment>

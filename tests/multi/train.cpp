@@ -11,17 +11,7 @@ namespace {
 
 // Eight sequences a step in four micro-batches, every one of them with random bits of its own.
 std::string pretrain(const std::string& keys = "") {
-  return R"(precision:
-  pretrain.forward:
-    - {module: [embed, head], format: bf16}
-    - {module: "experts.*", format: nvfp4, scale_rule: four_over_six}
-    - {module: "*", format: mxfp8}
-  pretrain.backward:
-    - {module: head, format: bf16}
-    - {module: "experts.*", format: nvfp4, rounding: ms_eden, hadamard: 32, signs: fresh}
-    - {module: "*", format: nvfp4, operand: grad, rounding: stochastic, headroom: 17/16}
-    - {module: "*", format: nvfp4}
-stages:
+  return kTinyTables + std::string(R"(stages:
   - pretrain:
       steps: 7
       batch: {tokens: 256, micro_sequences: 2, length: 32}
@@ -32,7 +22,7 @@ stages:
       optimizer: {learning_rate: 2e-2, weight_decay: 0.1}
       schedule: {kind: constant}
       eval: {every: 4, tokens: 256, prompts: ["1+2="], max_tokens: 4}
-)" + keys;
+)") + keys;
 }
 
 class Ranks : public ::testing::Test {
@@ -40,11 +30,8 @@ class Ranks : public ::testing::Test {
   void use(const std::string& stages, const std::string& model = kTinyModel) {
     write_inputs(folder_.path(), model + stages);
   }
-  Exit train_on(int ranks, const std::string& dir, std::vector<std::string> more = {}) {
-    more.insert(more.end(), {"--set", "run.dir=" + dir});
-    const Exit exit = run_ranks(ranks, folder_.path(), train_args(more));
-    EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
-    return exit;
+  Exit train_on(int ranks, const std::string& dir, const std::vector<std::string>& more = {}) {
+    return test::train_on(ranks, folder_.path(), dir, more);
   }
   std::string dir(const std::string& name) const { return folder_ / name; }
 

@@ -19,18 +19,7 @@ model:
   moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, aux_loss: 0.001, z_loss: 0.001}}
 )";
 
-const char* const kTinyRecipe = R"(run: {name: tiny, dir: run, seed: 3, threads: 2}
-model:
-  layers: 2
-  hidden: 32
-  heads: 2
-  kv_heads: 1
-  head_dim: 32
-  max_positions: 32
-  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, aux_loss: 0.001, z_loss: 0.001}}
-parallel: {recompute: block}
-dtypes: {masters: bf16, moments: bf16}
-precision:
+const char* const kTinyTables = R"(precision:
   pretrain.forward:
     - {module: [embed, head], format: bf16}
     - {module: "experts.*", format: nvfp4, scale_rule: four_over_six}
@@ -40,7 +29,11 @@ precision:
     - {module: "experts.*", format: nvfp4, rounding: ms_eden, hadamard: 32, signs: fresh}
     - {module: "*", format: nvfp4, operand: grad, rounding: stochastic, headroom: 17/16}
     - {module: "*", format: nvfp4}
-  rl.sampler: &policy
+)";
+
+const std::string kTinyRecipe = std::string(kTinyModel) + R"(parallel: {recompute: block}
+dtypes: {masters: bf16, moments: bf16}
+)" + kTinyTables + R"(  rl.sampler: &policy
     - {module: [embed, head], format: bf16}
     - {module: "experts.*", format: nvfp4, scale_round: pow2}
     - {module: "*", format: mxfp8}
@@ -100,6 +93,14 @@ std::vector<std::string> train_args(const std::vector<std::string>& more) {
 
 Exit train(const std::string& folder, const std::vector<std::string>& more) {
   const Exit exit = run_binary(folder, train_args(more));
+  EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
+  return exit;
+}
+
+Exit train_on(int ranks, const std::string& folder, const std::string& run_dir,
+              std::vector<std::string> more) {
+  more.insert(more.end(), {"--set", "run.dir=" + run_dir});
+  const Exit exit = run_ranks(ranks, folder, train_args(more));
   EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
   return exit;
 }

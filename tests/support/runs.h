@@ -17,9 +17,11 @@ namespace fp4t::test {
 // masters and moments), bias balancing, recomputation; 16 steps of pretraining, then 13 of RL with three
 // updates a rollout and checkpoints also between these. In both stages an evaluation and a checkpoint come
 // right before step 11, whose quantisation errors are measured.
-extern const char* const kTinyRecipe;
+extern const std::string kTinyRecipe;
 // The model of kTinyRecipe in default precision; tests add `precision:` and `stages:`.
 extern const char* const kTinyModel;
+// Its `precision:` of pretraining; rules of other tables may follow.
+extern const char* const kTinyTables;
 
 // Writes <folder>/text/words.txt, a corpus for `paths: text` with `%` between documents.
 void write_corpus(const std::string& folder);
@@ -29,6 +31,9 @@ void write_inputs(const std::string& folder, const std::string& recipe);
 std::vector<std::string> train_args(const std::vector<std::string>& more = {});
 // Runs recipe.yaml to its end; a failure fails the test.
 Exit train(const std::string& folder, const std::vector<std::string>& more = {});
+// The same on several ranks, into a run folder of that name.
+Exit train_on(int ranks, const std::string& folder, const std::string& run_dir,
+              std::vector<std::string> more = {});
 
 // Whole lines of metrics.jsonl of a kind ("step", "eval", "" for all) and stage ("" for all).
 std::vector<nlohmann::json> metrics_of(const std::string& run_dir, const std::string& kind = "",
