@@ -1,0 +1,88 @@
+#include "engine/stage/rl_rollout.h"
+
+#include <utility>
+
+#include "engine/rl/policy.h"
+#include "engine/stage/evaluate.h"
+#include "engine/stage/rl_score.h"
+#include "engine/stage/spread.h"
+
+namespace fp4t {
+
+namespace {
+
+void permute(std::vector<float>& rewards, uint64_t seed, int64_t step) {
+  const PhiloxKey key = site_key(seed, Purpose::kRewardPermutation, 0, 0, static_cast<uint32_t>(step), 0);
+  for (size_t i = rewards.size(); i > 1; --i) {
+    const PhiloxBits bits = site_draw(key, i);
+    std::swap(rewards[i - 1], rewards[(uint64_t{bits.word[0]} << 32 | bits.word[1]) % i]);
+  }
+}
+
+// Verifies this rank's completions, the first of which answers problem `first`, and gathers those of all
+// ranks.
+void gather_completions(Run& run, const Task& task, int64_t first, std::vector<Completion> completions,
+                        Rollout& r) {
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::vector<float>> log_probs;
+  std::vector<uint8_t> finished, verdicts;
+  for (size_t i = 0; i < completions.size(); ++i) {
+    Completion& c = completions[i];
+    std::vector<int32_t> answer = c.tokens;
+    if (c.finished) answer.pop_back();
+    const auto problem = static_cast<size_t>(first) + i / static_cast<size_t>(r.samples_per_prompt);
+    const Verdict verdict = task.verify(r.problems[problem], run.tokenizer->decode(answer), c.finished);
+    verdicts.push_back(static_cast<uint8_t>(verdict));
+    finished.push_back(c.finished);
+    tokens.push_back(std::move(c.tokens));
+    log_probs.push_back(std::move(c.log_probs));
+  }
+  r.completions = gather_lists(run.comm, std::move(tokens));
+  r.log_probs = gather_lists(run.comm, std::move(log_probs));
+  r.finished = gather_list(run.comm, finished);
+  r.verdicts = gather_list(run.comm, verdicts);
+  for (const uint8_t v : r.verdicts) {
+    r.rewards.push_back(static_cast<Verdict>(v) == Verdict::kRight ? 1.0f : 0.0f);
+  }
+}
+
+}  // namespace
+
+Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
+  Rollout r;
+  r.samples_per_prompt = spec.sampling.samples;
+  GenerateOptions options;
+  options.temperature = spec.sampling.temperature;
+  options.top_p = spec.sampling.top_p;
+  options.max_tokens = spec.sampling.max_tokens;
+  options.max_batch = spec.sampling.max_batch;
+  for (const std::string& text : spec.sampling.end_tokens) {
+    options.end_tokens.push_back(run.tokenizer->single_token(text));
+  }
+  options.key = site_key(run.plan.run.seed, Purpose::kSampling, 0, 0,
+                         static_cast<uint32_t>(run.state.attempted_updates), 0);
+  const PhiloxKey problems =
+      site_key(run.plan.run.seed, Purpose::kTask, 0, static_cast<uint32_t>(run.state.stage), 0, 0);
+  const Span mine = run.part(spec.sampling.prompts);  // groups stay whole
+  std::vector<GenerateRequest> requests;
+  for (int64_t p = 0; p < spec.sampling.prompts; ++p) {
+    r.problems.push_back(task.training(problems, run.state.step * spec.sampling.prompts + p));
+    r.prompts.push_back(run.tokenizer->encode(r.problems.back().prompt));
+    if (p < mine.begin || p >= mine.end) continue;
+    for (int64_t s = 0; s < spec.sampling.samples; ++s) {
+      requests.push_back({r.prompts.back(), run.state.next_sample + p * spec.sampling.samples + s});
+    }
+  }
+  std::vector<Completion> completions =
+      generate_together(run, run.pass_for_sampling(), requests, options, "sampling");
+  run.begin_counting();
+  gather_completions(run, task, mine.begin, std::move(completions), r);
+  if (spec.task.permute_rewards) permute(r.rewards, run.plan.run.seed, run.state.step);
+  r.advantages = group_advantages(r.rewards, r.samples_per_prompt, spec.objective.normalise_std);
+  r.old_log_probs = score_rollout(run, spec, r, true);
+  if (spec.objective.kl > 0) r.reference_log_probs = score_reference(run, spec, r);
+  r.check();
+  return r;
+}
+
+}  // namespace fp4t
