@@ -103,6 +103,7 @@ void size_rl(Plan& plan, const RlSpec& spec, const std::string& path, DecodeNeed
 }  // namespace
 
 int64_t longest_prompt(const TaskSpec& task) {
+  if (task.kind == "jsonl") return task.max_prompt_tokens;
   if (task.kind == "countdown") {
     // The target is made of the numbers, so their product bounds it.
     return task.numbers * (number_width(task) + 2) + task.numbers * number_width(task) + kPromptFrame;

@@ -23,8 +23,8 @@ void visit_held_out(FieldVisitor& v, HeldOutSpec& s, ResumeClass c, bool generat
 
 void visit_source(FieldVisitor& v, DataSourceSpec& s) {
   const bool text = s.kind == "text", jsonl = s.kind == "jsonl";
-  const bool sums = s.kind == "sums", countdown = s.kind == "countdown";
-  const bool files = text || jsonl, problems = sums || countdown;
+  const bool countdown = s.kind == "countdown", problems = s.kind == "sums" || countdown;
+  const bool files = text || jsonl;
   v.value(course("name", "in metrics; default: kind"), s.name);
   v.value(course("kind", "where documents come from; random: tokens drawn evenly, for benchmarks")
               .one_of({"text", "jsonl", "sums", "countdown", "random"}),
@@ -48,10 +48,12 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
               .at_most(kMostCount)
               .only_if(problems, "kind is sums or countdown"),
           s.high);
-  v.value(course("wrong_fraction", "share of documents whose answer is off by one")
+  v.value(course("wrong_fraction",
+                 "share of documents whose answer is wrong on purpose: off by one in sums, "
+                 "another expression of the same numbers in countdown")
               .at_least(0)
               .at_most(1)
-              .only_if(sums, "kind is sums"),
+              .only_if(problems, "kind is sums or countdown"),
           s.wrong_fraction);
   v.value(course("numbers", "numbers a problem")
               .at_least(2)
@@ -66,17 +68,65 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
 
 enum class TaskUse { kTrain, kEval };
 
+// Keys of a task whose problems are rows of JSON lines.
+void visit_rows(FieldVisitor& v, TaskSpec& s, ResumeClass c) {
+  const bool rows = s.kind == "jsonl";
+  const char* const when = "kind is jsonl";
+  v.value(Field("paths", "files or folders, globs allowed", c).only_if(rows, when).required(), s.paths);
+  v.value(Field("prompt_field", "key that holds a row's prompt", c).only_if(rows, when), s.prompt_field);
+  v.value(Field("answer_field", "key that holds a row's answer: a text or a number", c).only_if(rows, when),
+          s.answer_field);
+  v.value(Field("limit_field", "key that may hold a row's own max_tokens; empty: rows have none", c)
+              .only_if(rows, when),
+          s.limit_field);
+  v.value(Field("template", "what the model reads, {prompt} standing for the prompt", c).only_if(rows, when),
+          s.prompt_template);
+  v.value(Field("max_prompt_tokens", "the longest prompt, template included", c)
+              .at_least(1)
+              .at_most(kMostWidth)
+              .only_if(rows, when),
+          s.max_prompt_tokens);
+  if (!v.enter(Field("answer", "where answers stand and how they are compared", c).only_if(rows, when)))
+    return;
+  AnswerSpec& a = s.answer;
+  v.value(Field("form",
+                "in a completion: all of it; behind the last ####; in the last \\boxed{}; the last match", c)
+              .one_of({"exact", "hash", "boxed", "regex"})
+              .only_if(rows, when),
+          a.form);
+  v.value(Field("gold", "in the files: all of it; behind the last ####; in the last \\boxed{}", c)
+              .one_of({"exact", "hash", "boxed"})
+              .only_if(rows, when),
+          a.gold);
+  v.value(Field("pattern", "PCRE2 expression; its first group, if it has one, is the answer", c)
+              .only_if(rows, when)
+              .only_if(a.form == "regex", "form is regex")
+              .required(),
+          a.pattern);
+  v.value(Field("compare", "number: exactly, as rationals; text: byte by byte without white space around", c)
+              .one_of({"number", "text"})
+              .only_if(rows, when),
+          a.compare);
+  v.leave();
+}
+
 void visit_task(FieldVisitor& v, TaskSpec& s, TaskUse use) {
   // What is asked in training changes the course; what is only measured does not.
   const ResumeClass c = use == TaskUse::kTrain ? ResumeClass::kCourse : ResumeClass::kOutput;
-  v.value(Field("kind", "what is asked", c).one_of({"sums", "countdown"}), s.kind);
-  v.value(Field("low", "smallest number", c).at_least(0).at_most(kMostCount), s.low);
-  v.value(Field("high", "largest number", c).at_least(0).at_most(kMostCount), s.high);
+  const bool rows = s.kind == "jsonl";
+  const char* const generated = "kind is sums or countdown";
+  v.value(Field("kind", "what is asked; jsonl: rows of files", c).one_of({"sums", "countdown", "jsonl"}),
+          s.kind);
+  v.value(Field("low", "smallest number", c).at_least(0).at_most(kMostCount).only_if(!rows, generated),
+          s.low);
+  v.value(Field("high", "largest number", c).at_least(0).at_most(kMostCount).only_if(!rows, generated),
+          s.high);
   v.value(Field("numbers", "numbers a problem", c)
               .at_least(2)
               .at_most(kMostNumbers)
               .only_if(s.kind == "countdown", "kind is countdown"),
           s.numbers);
+  visit_rows(v, s, c);
   if (v.enter(Field("held_out", "problems that training never sees", c))) {
     visit_held_out(v, s.held_out, c, true);
     v.leave();
@@ -157,6 +207,11 @@ void visit_eval(FieldVisitor& v, EvalSpec& s) {
               .at_most(kMostWidth)
               .only_if(task || !s.prompts.empty(), "task or prompts is given"),
           s.max_tokens);
+  v.value(output("end_tokens",
+                 "texts of one token that end a completion; default: in rl sampling.end_tokens, else "
+                 "the tokenizer's line ends")
+              .only_if(task || !s.prompts.empty(), "task or prompts is given"),
+          s.end_tokens);
   v.value(output("prompts", "texts whose completions are shown"), s.prompts);
 }
 

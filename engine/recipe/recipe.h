@@ -177,7 +177,7 @@ struct DataSourceSpec {
   double weight = 1.0;             // share of the tokens
   bool end_of_document = true;     // append <eod> to each document
   int64_t low = 10, high = 99;     // sums: range of both operands; countdown: of its numbers
-  double wrong_fraction = 0.0;     // sums: share of documents whose answer is off by one
+  double wrong_fraction = 0.0;     // sums, countdown: share of documents whose answer is wrong on purpose
   int64_t numbers = 3;             // countdown: numbers a problem
   HeldOutSpec held_out;
   bool operator==(const DataSourceSpec&) const = default;
@@ -190,10 +190,26 @@ struct BatchSpec {
   bool operator==(const BatchSpec&) const = default;
 };
 
+// Where answers stand and how they are compared (task.kind jsonl).
+struct AnswerSpec {
+  std::string form = "exact";      // in a completion: exact, hash, boxed, regex
+  std::string gold = "exact";      // in the file: exact, hash, boxed
+  std::string pattern;             // form regex
+  std::string compare = "number";  // number, text
+  bool operator==(const AnswerSpec&) const = default;
+};
+
 struct TaskSpec {
-  std::string kind = "sums";    // sums, countdown
+  std::string kind = "sums";    // sums, countdown, jsonl
   int64_t low = 10, high = 99;  // sums operands; countdown numbers
   int64_t numbers = 3;          // countdown
+  // jsonl:
+  std::vector<std::string> paths;  // files or folders, globs allowed
+  std::string prompt_field = "prompt", answer_field = "answer";
+  std::string limit_field;                   // a row's own sampling.max_tokens; "": none has one
+  std::string prompt_template = "{prompt}";  // what the model reads
+  int64_t max_prompt_tokens = 512;           // of the longest prompt, template included
+  AnswerSpec answer;
   HeldOutSpec held_out;
   bool permute_rewards = false;  // control experiment: rewards shuffled over all completions of a step
   bool operator==(const TaskSpec&) const = default;
@@ -206,7 +222,8 @@ struct EvalSpec {
   int64_t task_samples = 4;      // at temperature 1, besides one greedy
   int64_t task_problems = 0;     // 0: all of the held-out problems
   int64_t max_tokens = 16;
-  std::vector<std::string> prompts;  // samples to show
+  std::vector<std::string> end_tokens;  // empty: in RL stages the sampler's, else the tokenizer's line ends
+  std::vector<std::string> prompts;     // samples to show
   bool operator==(const EvalSpec&) const = default;
 };
 
@@ -256,10 +273,35 @@ struct ObjectiveSpec {
   bool operator==(const ObjectiveSpec&) const = default;
 };
 
+// One part of a completion's reward, which is the sum of weight * part.
+struct RewardSpec {
+  std::string kind = "verifier";  // verifier, length, format, process
+  std::string name;               // in metrics and rollouts; default: kind
+  double weight = 1.0;
+  int64_t free_tokens = 0;           // length: tokens that cost nothing; below sampling.max_tokens
+  std::string pattern;               // format: regular expression
+  std::vector<std::string> command;  // process: program and arguments
+  double timeout_seconds = 30;       // process: for one batch of completions
+  int64_t restarts = 3;              // process: in a row, before the run stops
+  int64_t cpu_seconds = 0;           // process: limits, 0: none
+  int64_t memory_mib = 0;
+  int64_t file_mib = 0;
+  bool operator==(const RewardSpec&) const = default;
+};
+
+// Completions of a step written as JSON lines.
+struct RolloutsSpec {
+  int64_t every = 0;  // steps; 0: off
+  int64_t keep = 0;   // files that stay; 0: all
+  bool operator==(const RolloutsSpec&) const = default;
+};
+
 struct RlSpec {
   std::string name = "rl";
   int64_t steps = 0;
   TaskSpec task;
+  std::vector<RewardSpec> rewards;  // empty: the verifier's verdict alone
+  RolloutsSpec rollouts;
   SamplingSpec sampling;
   ObjectiveSpec objective;
   OptimizerSpec optimizer;

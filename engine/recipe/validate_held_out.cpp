@@ -1,4 +1,5 @@
 // One split for all: a problem held out from one source or task must be held out from all of the same kind.
+#include <algorithm>
 #include <vector>
 
 #include "engine/recipe/validate.h"
@@ -12,13 +13,25 @@ struct Definition {
   std::string path, kind;
   int64_t low, high, numbers;
   HeldOutSpec held_out;
+  std::vector<std::string> paths;  // of jsonl tasks
 };
+
+bool share_a_path(const Definition& a, const Definition& b) {
+  return std::any_of(a.paths.begin(), a.paths.end(), [&](const std::string& path) {
+    return std::ranges::find(b.paths, path) != b.paths.end();
+  });
+}
 
 std::vector<Definition> definitions(const Recipe& recipe) {
   std::vector<Definition> all;
   const auto add = [&](const std::string& path, const auto& s) {
     if (s.kind != "sums" && s.kind != "countdown") return;
-    all.push_back({path, s.kind, s.low, s.high, s.kind == "countdown" ? s.numbers : 0, s.held_out});
+    all.push_back({path, s.kind, s.low, s.high, s.kind == "countdown" ? s.numbers : 0, s.held_out, {}});
+  };
+  // A data source of kind jsonl has documents, not problems.
+  const auto add_task = [&](const std::string& path, const TaskSpec& s) {
+    add(path, s);
+    if (s.kind == "jsonl") all.push_back({path, s.kind, 0, 0, 0, s.held_out, s.paths});
   };
   for (size_t i = 0; i < recipe.stages.size(); ++i) {
     const std::string path = detail::concat("stages[", i, "].");
@@ -26,11 +39,11 @@ std::vector<Definition> definitions(const Recipe& recipe) {
       for (size_t k = 0; k < pretrain->data.size(); ++k) {
         add(detail::concat(path, "pretrain.data[", k, "]"), pretrain->data[k]);
       }
-      if (pretrain->eval.task) add(path + "pretrain.eval.task", *pretrain->eval.task);
+      if (pretrain->eval.task) add_task(path + "pretrain.eval.task", *pretrain->eval.task);
     } else {
       const RlSpec& rl = std::get<RlSpec>(recipe.stages[i]);
-      add(path + "rl.task", rl.task);
-      if (rl.eval.task) add(path + "rl.eval.task", *rl.eval.task);
+      add_task(path + "rl.task", rl.task);
+      if (rl.eval.task) add_task(path + "rl.eval.task", *rl.eval.task);
     }
   }
   return all;
@@ -62,7 +75,9 @@ void validate_held_out(Check& c) {
     for (size_t k = 0; k < i; ++k) {
       const Definition &a = all[k], &b = all[i];
       const bool same_problems =
-          a.kind == b.kind && a.numbers == b.numbers && a.low <= b.high && b.low <= a.high;
+          a.kind == b.kind &&
+          (a.kind == "jsonl" ? share_a_path(a, b)
+                             : a.numbers == b.numbers && a.low <= b.high && b.low <= a.high);
       const bool held_out = a.held_out.fraction > 0 || b.held_out.fraction > 0;
       const std::string what = difference(a, b);
       if (!same_problems || !held_out || what.empty()) continue;

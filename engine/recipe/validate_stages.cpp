@@ -14,6 +14,7 @@ int64_t digits(int64_t v) { return static_cast<int64_t>(std::to_string(v).size()
 
 // A lower bound of a prompt's tokens; the exact text is the task's.
 int64_t shortest_prompt(const TaskSpec& task) {
+  if (task.kind == "jsonl") return 1;
   return task.kind == "sums" ? 2 * digits(task.low) + 2 : task.numbers * digits(task.low);
 }
 
@@ -125,8 +126,25 @@ void source_is_complete(Check& c, const std::string& path, const DataSourceSpec&
   hash_is_hexadecimal(c, path, s.held_out);
 }
 
+void rows_are_readable(Check& c, const std::string& path, const TaskSpec& t) {
+  if (c.gave(path + ".paths") && t.paths.empty()) {
+    c.fail(path + ".paths", "found an empty list; allowed: files or folders");
+  }
+  if (t.prompt_template.find("{prompt}") == std::string::npos) {
+    c.fail(path + ".template", "found a text without {prompt}; allowed: a text with {prompt} in it");
+  }
+  const int64_t positions = c.recipe().model.max_positions;
+  if (t.max_prompt_tokens >= positions) {
+    c.fail(
+        path + ".max_prompt_tokens",
+        concat("found ", t.max_prompt_tokens, "; allowed: less than model.max_positions (", positions, ")"),
+        {"model.max_positions"});
+  }
+}
+
 void task_is_complete(Check& c, const std::string& path, const TaskSpec& t, bool trains) {
   problems_are_spelt(c, path);
+  if (t.kind == "jsonl") rows_are_readable(c, path, t);
   if (t.low > t.high) {
     c.fail(path + ".low", concat("found ", t.low, "; allowed: at most high (", t.high, ")"),
            {path + ".high"});
@@ -164,12 +182,23 @@ void completions_fit_positions(Check& c, const std::string& path, const std::str
   }
 }
 
+void end_tokens_are_single(Check& c, const std::string& path, const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    if (text == "<eod>" || text.size() == 1) continue;
+    c.fail(path,
+           "found \"" + text +
+               "\", which is not one token of tokenizer.kind bytes; allowed: one byte, or \"<eod>\"",
+           {"tokenizer"});
+  }
+}
+
 void eval_is_complete(Check& c, const std::string& path, const EvalSpec& e) {
   for (const std::string& prompt : e.prompts) {
     if (!prompt.empty()) continue;
     c.fail(path + ".eval.prompts", "found an empty text, which has no token to continue; allowed: texts");
     break;
   }
+  end_tokens_are_single(c, path + ".eval.end_tokens", e.end_tokens);
   if (!e.task) return;
   task_is_complete(c, path + ".eval.task", *e.task, false);
   completions_fit_positions(c, path + ".eval", ".max_tokens", *e.task, e.max_tokens);
@@ -213,20 +242,6 @@ void micro_tokens_hold_a_completion(Check& c, const std::string& path, const RlS
            concat("found ", s.objective.micro_tokens, "; allowed: room for one prompt and completion (",
                   longest, " or more)"),
            {path + ".sampling", path + ".task"});
-  }
-}
-
-void end_tokens_are_single(Check& c, const std::string& path, const SamplingSpec& s) {
-  if (s.end_tokens.empty()) {
-    c.fail(path + ".sampling.end_tokens",
-           "found an empty list; allowed: one text or more, such as \"<eod>\"");
-  }
-  for (const std::string& text : s.end_tokens) {
-    if (text == "<eod>" || text.size() == 1) continue;
-    c.fail(path + ".sampling.end_tokens",
-           "found \"" + text +
-               "\", which is not one token of tokenizer.kind bytes; allowed: one byte, or \"<eod>\"",
-           {"tokenizer"});
   }
 }
 
@@ -281,7 +296,11 @@ void check_rl(Check& c, const std::string& path, const RlSpec& s) {
   completions_are_countable(c, path, s);
   mini_batches_are_not_empty(c, path, s);
   micro_tokens_hold_a_completion(c, path, s);
-  end_tokens_are_single(c, path, s.sampling);
+  if (s.sampling.end_tokens.empty()) {
+    c.fail(path + ".sampling.end_tokens",
+           "found an empty list; allowed: one text or more, such as \"<eod>\"");
+  }
+  end_tokens_are_single(c, path + ".sampling.end_tokens", s.sampling.end_tokens);
   completions_fit_positions(c, path, ".sampling.max_tokens", s.task, s.sampling.max_tokens);
 }
 

@@ -106,7 +106,9 @@ class Batch {
       c.log_probs.push_back(drawn.log_probs[i]);
       c.finished = std::find(options_.end_tokens.begin(), options_.end_tokens.end(), a.next) !=
                    options_.end_tokens.end();
-      const bool full = static_cast<int64_t>(c.tokens.size()) >= options_.max_tokens || a.length >= limit_;
+      const int64_t own_limit = requests_[a.request].max_tokens;
+      const int64_t most = own_limit > 0 ? std::min(own_limit, options_.max_tokens) : options_.max_tokens;
+      const bool full = static_cast<int64_t>(c.tokens.size()) >= most || a.length >= limit_;
       if (c.finished || full) {
         free_.push_back(a.slot);
         ++done_;

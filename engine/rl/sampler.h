@@ -14,6 +14,7 @@ namespace fp4t {
 struct GenerateRequest {
   std::vector<int32_t> prompt;  // at least one token
   int64_t sample_id = 0;        // keys the draws
+  int64_t max_tokens = 0;       // of this completion, within the options'; 0: the options'
 };
 
 struct GenerateOptions {
@@ -33,7 +34,7 @@ struct GenerateOptions {
 struct Completion {
   std::vector<int32_t> tokens;   // end token included
   std::vector<float> log_probs;  // of each token, under the distribution it was drawn from
-  bool finished = false;         // false: cut at max_tokens or at the model's last position
+  bool finished = false;         // false: cut at its limit or at the model's last position
 };
 
 std::vector<Completion> generate(Transformer& model, const Pass& pass,

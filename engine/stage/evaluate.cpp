@@ -1,6 +1,8 @@
 #include "engine/stage/evaluate.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <tuple>
 
 #include "engine/stage/spread.h"
 
@@ -25,12 +27,27 @@ std::pair<double, int64_t> batch_loss(Run& run, const TokenBatch& batch) {
   return {loss, tokens};
 }
 
-GenerateOptions evaluation_options(Run& run, const EvalSpec& spec, double temperature) {
+std::vector<int32_t> single_tokens(const Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+  std::vector<int32_t> tokens;
+  for (const std::string& text : texts) tokens.push_back(tokenizer.single_token(text));
+  return tokens;
+}
+
+// Of answers: what ends a completion in training ends it here.
+std::vector<int32_t> answer_end_tokens(const Run& run, const EvalSpec& spec) {
+  if (!spec.end_tokens.empty()) return single_tokens(*run.tokenizer, spec.end_tokens);
+  const StagePlan& stage = run.stage();
+  if (!stage.is_rl) return run.tokenizer->line_ends();
+  return single_tokens(*run.tokenizer, std::get<RlSpec>(stage.spec).sampling.end_tokens);
+}
+
+GenerateOptions evaluation_options(Run& run, const EvalSpec& spec, double temperature,
+                                   std::vector<int32_t> end_tokens) {
   GenerateOptions options;
   options.temperature = temperature;
   options.max_tokens = spec.max_tokens;
   options.max_batch = run.plan.max_cache_slots;
-  options.end_tokens = default_end_tokens(*run.tokenizer);
+  options.end_tokens = std::move(end_tokens);
   options.key = site_key(run.plan.run.seed, Purpose::kEvalSampling, 0, static_cast<uint32_t>(run.state.stage),
                          static_cast<uint32_t>(run.state.attempted_updates), 0);
   return options;
@@ -73,9 +90,12 @@ std::pair<double, double> batches_loss(Run& run, const std::vector<TokenBatch>& 
   return {loss, tokens};
 }
 
-}  // namespace
+std::string one_line(std::string text) {
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) text.replace(at, 1, "\\n");
+  return text;
+}
 
-std::vector<int32_t> default_end_tokens(const Tokenizer& tokenizer) { return tokenizer.line_ends(); }
+}  // namespace
 
 HeldOutLoss held_out_loss(Run& run, const Corpus& corpus, const std::vector<DataSourceSpec>& sources,
                           int64_t max_tokens) {
@@ -109,29 +129,32 @@ TaskAccuracy task_accuracy(Run& run, const EvalSpec& spec) {
   result.problems = static_cast<int64_t>(problems.size());
   const Pass pass = run.pass_for_sampling();
   const Span mine = run.part(result.problems);
-  auto fraction_right = [&](int64_t samples, double temperature) {
+  // Shares of right and unverifiable completions.
+  auto verdicts = [&](int64_t samples, double temperature) {
     std::vector<GenerateRequest> requests;
     for (int64_t i = mine.begin * samples; i < mine.end * samples; ++i) {
-      requests.push_back({run.tokenizer->encode(problems[static_cast<size_t>(i / samples)].prompt), i});
+      const Problem& p = problems[static_cast<size_t>(i / samples)];
+      requests.push_back({prompt_tokens(*spec.task, *run.tokenizer, p), i, p.max_tokens});
     }
-    const auto completions =
-        generate_together(run, pass, requests, evaluation_options(run, spec, temperature), "evaluating");
-    int64_t right = 0;
+    const auto completions = generate_together(
+        run, pass, requests, evaluation_options(run, spec, temperature, answer_end_tokens(run, spec)),
+        "evaluating");
+    std::pair<double, double> counts;
     for (size_t i = 0; i < completions.size(); ++i) {
-      std::vector<int32_t> tokens = completions[i].tokens;
-      if (completions[i].finished) tokens.pop_back();
       const auto problem = static_cast<size_t>(mine.begin) + i / static_cast<size_t>(samples);
-      const Verdict verdict =
-          task->verify(problems[problem], run.tokenizer->decode(tokens), completions[i].finished);
-      right += verdict == Verdict::kRight;
+      const Verdict verdict = task->verify(problems[problem], answer_text(*run.tokenizer, completions[i]),
+                                           completions[i].finished);
+      counts.first += verdict == Verdict::kRight;
+      counts.second += verdict == Verdict::kUnverifiable;
     }
-    const int64_t total = result.problems * samples;
-    const double all_right = run.sum_over_ranks(static_cast<double>(right));
-    return total == 0 ? 0.0 : all_right / static_cast<double>(total);
+    const double total = std::max(1.0, static_cast<double>(result.problems * samples));
+    counts.first = run.sum_over_ranks(counts.first) / total;
+    counts.second = run.sum_over_ranks(counts.second) / total;
+    return counts;
   };
   result.samples = result.problems * spec.task_samples;
-  result.sampled = fraction_right(spec.task_samples, 1.0);
-  result.greedy = fraction_right(1, 0.0);
+  std::tie(result.sampled, result.unverifiable) = verdicts(spec.task_samples, 1.0);
+  result.greedy = verdicts(1, 0.0).first;
   return result;
 }
 
@@ -141,9 +164,12 @@ std::vector<std::string> text_samples(Run& run, const EvalSpec& spec) {
     requests.push_back({run.tokenizer->encode(prompt), static_cast<int64_t>(requests.size())});
   }
   std::vector<std::string> lines;
+  std::vector<int32_t> ends =
+      spec.end_tokens.empty() ? run.tokenizer->line_ends() : single_tokens(*run.tokenizer, spec.end_tokens);
   // A few, so every rank makes all of them.
-  const auto completions = generate_together(run, run.pass_for_sampling(), requests,
-                                             evaluation_options(run, spec, 1.0), "evaluating");
+  const auto completions =
+      generate_together(run, run.pass_for_sampling(), requests,
+                        evaluation_options(run, spec, 1.0, std::move(ends)), "evaluating");
   for (const Completion& c : completions) {
     std::string text = run.tokenizer->decode(c.tokens);
     while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -172,13 +198,14 @@ void evaluate(Run& run, const Corpus* corpus, const std::vector<DataSourceSpec>&
     const TaskAccuracy accuracy = task_accuracy(run, spec);
     note("accuracy", accuracy.sampled);
     note("accuracy_greedy", accuracy.greedy);
+    note("unverifiable", accuracy.unverifiable);
     note("problems", static_cast<double>(accuracy.problems));
   }
   run.console.line(line);
   if (!spec.prompts.empty()) {
     const auto samples = text_samples(run, spec);
     for (size_t i = 0; i < samples.size(); ++i) {
-      run.console.line("  sample: " + spec.prompts[i] + " -> " + samples[i]);
+      run.console.line("  sample: " + one_line(spec.prompts[i]) + " -> " + one_line(samples[i]));
       record.texts.emplace_back("sample." + std::to_string(i), spec.prompts[i] + samples[i]);
     }
   }

@@ -23,15 +23,13 @@ HeldOutLoss held_out_loss(Run& run, const Corpus& corpus, const std::vector<Data
 struct TaskAccuracy {
   double sampled = 0;  // temperature 1
   double greedy = 0;
+  double unverifiable = 0;  // share of the sampled completions that hold no answer that can be checked
   int64_t problems = 0, samples = 0;
 };
 TaskAccuracy task_accuracy(Run& run, const EvalSpec& spec);
 
 // Continuations of spec.prompts at temperature 1, one line each.
 std::vector<std::string> text_samples(Run& run, const EvalSpec& spec);
-
-// End tokens of evaluations: newline and <eod>.
-std::vector<int32_t> default_end_tokens(const Tokenizer& tokenizer);
 
 // A stop request is answered in the middle: the state that is saved lacks the evaluation, which is made anew.
 // All of the above at the current step: logs, writes a metrics line of kind "eval", and keeps the figures

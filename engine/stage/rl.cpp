@@ -107,8 +107,9 @@ void run_rl(Run& run) {
   if (state.texts.count(key) == 0) {
     keep_reference(run);
     evaluate(run, text.corpus.get(), text.sources, spec.eval, "start");
-    state.texts[key] = task->held_out_hash();
+    state.texts[key] = task->fingerprint();
   }
+  run.check_data(key, stage.name, task->fingerprint());  // files may change under an unchanged recipe
   evaluate_if_due(run, text.corpus.get(), text.sources, spec.eval);  // a stop may have cut it off
   const int64_t total_updates = stage.steps * stage.updates_per_step;
   double seconds_a_step = 0;

@@ -28,10 +28,8 @@ void gather_completions(Run& run, const Task& task, int64_t first, std::vector<C
   std::vector<uint8_t> finished, verdicts;
   for (size_t i = 0; i < completions.size(); ++i) {
     Completion& c = completions[i];
-    std::vector<int32_t> answer = c.tokens;
-    if (c.finished) answer.pop_back();
     const auto problem = static_cast<size_t>(first) + i / static_cast<size_t>(r.samples_per_prompt);
-    const Verdict verdict = task.verify(r.problems[problem], run.tokenizer->decode(answer), c.finished);
+    const Verdict verdict = task.verify(r.problems[problem], answer_text(*run.tokenizer, c), c.finished);
     verdicts.push_back(static_cast<uint8_t>(verdict));
     finished.push_back(c.finished);
     tokens.push_back(std::move(c.tokens));
@@ -67,10 +65,11 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
   std::vector<GenerateRequest> requests;
   for (int64_t p = 0; p < spec.sampling.prompts; ++p) {
     r.problems.push_back(task.training(problems, run.state.step * spec.sampling.prompts + p));
-    r.prompts.push_back(run.tokenizer->encode(r.problems.back().prompt));
+    r.prompts.push_back(prompt_tokens(spec.task, *run.tokenizer, r.problems.back()));
     if (p < mine.begin || p >= mine.end) continue;
     for (int64_t s = 0; s < spec.sampling.samples; ++s) {
-      requests.push_back({r.prompts.back(), run.state.next_sample + p * spec.sampling.samples + s});
+      requests.push_back({r.prompts.back(), run.state.next_sample + p * spec.sampling.samples + s,
+                          r.problems.back().max_tokens});
     }
   }
   std::vector<Completion> completions =

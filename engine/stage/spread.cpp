@@ -95,6 +95,12 @@ std::vector<Completion> generate_together(Run& run, const Pass& pass,
   return completions;
 }
 
+std::string answer_text(const Tokenizer& tokenizer, const Completion& completion) {
+  std::vector<int32_t> tokens = completion.tokens;
+  if (completion.finished) tokens.pop_back();
+  return tokenizer.decode(tokens);
+}
+
 std::vector<std::vector<int32_t>> gather_lists(Communicator& comm, std::vector<std::vector<int32_t>> mine) {
   return gather(comm, std::move(mine));
 }

@@ -16,6 +16,9 @@ std::vector<Completion> generate_together(Run& run, const Pass& pass,
                                           const std::vector<GenerateRequest>& requests,
                                           GenerateOptions options, const std::string& doing);
 
+// What is verified and rewarded of a completion: its text without the end token.
+std::string answer_text(const Tokenizer& tokenizer, const Completion& completion);
+
 // Lists of all ranks, in rank order.
 std::vector<std::vector<int32_t>> gather_lists(Communicator& comm, std::vector<std::vector<int32_t>> mine);
 std::vector<std::vector<float>> gather_lists(Communicator& comm, std::vector<std::vector<float>> mine);

@@ -3,6 +3,7 @@
 // falls below the fraction.
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <unordered_set>
 
 #include "engine/tokens/expression.h"
@@ -17,6 +18,7 @@ namespace {
 constexpr int64_t kHeldOutProblems = 400;
 constexpr int64_t kMaxTarget = 999;
 constexpr uint64_t kHeldOutDraws = 1000000;
+constexpr std::string_view kOperators = "+-*";
 
 // Numbers and the operators between them, in the order of one draw.
 struct Choice {
@@ -80,23 +82,20 @@ class Countdown : public Task {
   Verdict verify(const Problem& problem, const std::string& completion, bool finished) const override {
     const auto parsed = finished ? parse_expression(completion) : std::nullopt;
     if (!parsed) return Verdict::kUnverifiable;
-    std::multiset<int64_t> left;
-    const size_t colon = problem.prompt.find(':');
-    for (size_t at = 0; at < colon;) {
-      left.insert(std::stoll(problem.prompt.substr(at)));
-      at = std::min(problem.prompt.find(',', at), colon) + 1;
-    }
+    const Question question = question_of(problem);
+    std::multiset<int64_t> left(question.numbers.begin(), question.numbers.end());
     for (int64_t n : parsed->numbers) {
       const auto it = left.find(n);
       if (it == left.end()) return Verdict::kWrong;
       left.erase(it);
     }
-    const int64_t target = std::stoll(problem.prompt.substr(colon + 1));
-    return parsed->value == Rational{target, 1} ? Verdict::kRight : Verdict::kWrong;
+    return parsed->value == Rational{question.target, 1} ? Verdict::kRight : Verdict::kWrong;
   }
 
-  std::string document(const Problem& problem, bool, uint32_t) const override {
-    return problem.prompt + problem.answer + "\n";
+  // A wrong answer is an expression of all the problem's numbers with another value than the target: the
+  // first such one of a walk through their orders and operators that begins at `bits`.
+  std::string document(const Problem& problem, bool wrong, uint32_t bits) const override {
+    return problem.prompt + (wrong ? wrong_answer(problem, bits) : problem.answer) + "\n";
   }
 
  private:
@@ -112,21 +111,64 @@ class Countdown : public Task {
     for (int64_t k = 0; k < spec_.numbers; ++k) {
       const PhiloxBits bits = site_draw(key, index * 16 + static_cast<uint64_t>(k));
       choice.numbers.push_back(spec_.low + static_cast<int64_t>(bits.word[0] % range));
-      if (k > 0) choice.operators += "+-*"[bits.word[1] % 3];
+      if (k > 0) choice.operators += kOperators[bits.word[1] % kOperators.size()];
     }
     return choice;
   }
 
+  struct Question {
+    std::vector<int64_t> numbers;  // as the prompt has them: sorted
+    int64_t target = 0;
+  };
+
+  static Question question_of(const Problem& problem) {
+    Question question;
+    const size_t colon = problem.prompt.find(':');
+    for (size_t at = 0; at < colon;) {
+      question.numbers.push_back(std::stoll(problem.prompt.substr(at)));
+      at = std::min(problem.prompt.find(',', at), colon) + 1;
+    }
+    question.target = std::stoll(problem.prompt.substr(colon + 1));
+    return question;
+  }
+
+  static std::string wrong_answer(const Problem& problem, uint32_t bits) {
+    const Question question = question_of(problem);
+    Choice choice{question.numbers, {}};
+    const auto n = choice.numbers.size();
+    uint64_t orders = 1, operators = 1;
+    for (uint64_t k = 2; k <= n; ++k) orders *= k;
+    for (uint64_t k = 1; k < n; ++k) operators *= kOperators.size();
+    for (uint64_t i = 0; i < orders * operators; ++i) {
+      uint64_t at = (bits + i) % (orders * operators);
+      choice = {question.numbers, {}};
+      for (size_t k = n; k > 1; --k, at /= k + 1) std::swap(choice.numbers[k - 1], choice.numbers[at % k]);
+      for (size_t k = 1; k < n; ++k, at /= kOperators.size()) {
+        choice.operators += kOperators[at % kOperators.size()];
+      }
+      std::string expression = expression_of(choice);
+      const auto parsed = parse_expression(expression);
+      if (parsed && parsed->value != Rational{question.target, 1}) return expression;
+    }
+    // Every expression hits the target, as with zeros alone: then a number that it does not reach.
+    return std::to_string(question.target + 1);
+  }
+
   // ((n1 op n2) op n3) ...
+  static std::string expression_of(const Choice& choice) {
+    std::string expression = std::to_string(choice.numbers[0]);
+    for (size_t k = 1; k < choice.numbers.size(); ++k) {
+      const char op = choice.operators[k - 1];
+      const bool wrap = op == '*' && expression.find_first_of("+-") != std::string::npos;
+      expression = (wrap ? "(" + expression + ")" : expression) + op + std::to_string(choice.numbers[k]);
+    }
+    return expression;
+  }
+
   static Drawn work_out(const Choice& choice) {
     Drawn out;
     std::vector<int64_t> numbers = choice.numbers;
-    std::string expression = std::to_string(numbers[0]);
-    for (size_t k = 1; k < numbers.size(); ++k) {
-      const char op = choice.operators[k - 1];
-      const bool wrap = op == '*' && expression.find_first_of("+-") != std::string::npos;
-      expression = (wrap ? "(" + expression + ")" : expression) + op + std::to_string(numbers[k]);
-    }
+    const std::string expression = expression_of(choice);
     const auto parsed = parse_expression(expression);
     if (!parsed || parsed->value.denominator != 1) return out;
     const int64_t target = parsed->value.numerator;

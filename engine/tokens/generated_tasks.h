@@ -1,4 +1,4 @@
-// The generated tasks, one file each; make_task (engine/tokens/tasks.h) chooses.
+// The tasks, one file each; make_task (engine/tokens/tasks.h) chooses.
 #pragma once
 
 #include <memory>
@@ -9,5 +9,6 @@ namespace fp4t {
 
 std::unique_ptr<Task> make_sums(const TaskSpec& spec);
 std::unique_ptr<Task> make_countdown(const TaskSpec& spec);
+std::unique_ptr<Task> make_jsonl_task(const TaskSpec& spec);
 
 }  // namespace fp4t

@@ -156,6 +156,7 @@ Findings check_task(TaskSpec spec, bool trains, const Tokenizer& tokenizer) {
     if (problems.size() > 1) problems.resize(1);
     if (trains) problems.push_back(task->training({}, 0));
     for (const Problem& p : problems) tokenizer.encode(task->document(p, false, 0));
+    if (spec.kind == "jsonl") check_rows(spec, tokenizer);
   });
   return found;
 }

@@ -1,6 +1,9 @@
 #include "engine/tokens/tasks.h"
 
+#include <string_view>
+
 #include "engine/tokens/generated_tasks.h"
+#include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -9,10 +12,29 @@ std::unique_ptr<Task> make_task(const TaskSpec& spec) {
   std::unique_ptr<Task> task;
   if (spec.kind == "sums") task = make_sums(spec);
   if (spec.kind == "countdown") task = make_countdown(spec);
-  if (!task) throw RecipeError("task.kind: '" + spec.kind + "' is not known; allowed are sums, countdown");
+  if (spec.kind == "jsonl") task = make_jsonl_task(spec);
+  if (!task) {
+    throw RecipeError("task.kind: '" + spec.kind + "' is not known; allowed are sums, countdown, jsonl");
+  }
   const std::string difference = held_out_difference(*task, spec.held_out);
   if (!difference.empty()) throw BadDataError("held_out.hash: " + difference);
   return task;
+}
+
+std::string prompt_text(const TaskSpec& spec, const Problem& problem) {
+  if (spec.kind != "jsonl") return problem.prompt;
+  constexpr std::string_view kPlace = "{prompt}";
+  std::string text;
+  size_t from = 0;
+  for (size_t at; (at = spec.prompt_template.find(kPlace, from)) != std::string::npos;
+       from = at + kPlace.size()) {
+    text += spec.prompt_template.substr(from, at - from) + problem.prompt;
+  }
+  return text + spec.prompt_template.substr(from);
+}
+
+std::vector<int32_t> prompt_tokens(const TaskSpec& spec, const Tokenizer& tokenizer, const Problem& problem) {
+  return tokenizer.encode(prompt_text(spec, problem));
 }
 
 TaskSpec task_of(const DataSourceSpec& source) {

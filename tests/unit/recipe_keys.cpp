@@ -98,6 +98,40 @@ stages:
       data: [{kind: random}]
 )";
 
+// Problems from files.
+const char* const kFourth = R"(
+model: {layers: 5, hidden: 96, heads: 6, kv_heads: 3, head_dim: 64, mlp_hidden: 80}
+stages:
+  - pretrain:
+      steps: 11
+      batch: {tokens: 64, length: 32}
+      data: [{kind: countdown, wrong_fraction: 0.25}]
+      eval: &eval
+        task:
+          kind: jsonl
+          paths: test
+          prompt_field: q
+          answer_field: a
+          limit_field: n
+          template: "{prompt}?"
+          max_prompt_tokens: 100
+          answer: {form: regex, gold: hash, pattern: x, compare: text}
+          held_out: {fraction: 1}
+        end_tokens: ["<eod>"]
+  - rl:
+      steps: 12
+      task:
+        kind: jsonl
+        paths: [rows]
+        prompt_field: q
+        answer_field: a
+        limit_field: n
+        template: "{prompt}?"
+        max_prompt_tokens: 100
+        answer: {form: regex, gold: hash, pattern: x, compare: text}
+      eval: *eval
+)";
+
 // Keys that have one legal value so far.
 const std::set<std::string> kSingleValued = {"run.deterministic", "run.allow_fault_injection",
                                              "parallel.expert", "parallel.zero",
@@ -182,17 +216,19 @@ Recipe first() {
                  .clip_norm = 2,
                  .state = "keep"};
   p.schedule = {.kind = "linear", .warmup = 4, .final_fraction = 0.5};
-  const TaskSpec task = {.kind = "countdown",
-                         .low = 2,
-                         .high = 8,
-                         .numbers = 5,
-                         .held_out = held_out(0.5, 7, "0123456789abcdef")};
+  TaskSpec task;
+  task.kind = "countdown";
+  task.low = 2;
+  task.high = 8;
+  task.numbers = 5;
+  task.held_out = held_out(0.5, 7, "0123456789abcdef");
   p.eval = {.every = 3,
             .tokens = 100,
             .task = task,
             .task_samples = 2,
             .task_problems = 6,
             .max_tokens = 12,
+            .end_tokens = {},
             .prompts = {"x", "y: z"}};
   p.checkpoint = {.every = 9, .keep = 5};
   p.z_loss = 0.001;
@@ -279,6 +315,40 @@ Recipe third() {
   return r;
 }
 
+Recipe fourth() {
+  Recipe r;
+  r.run.dir = "runs/run";
+  r.model.layers = 5;
+  r.model.hidden = 96;
+  r.model.heads = 6;
+  r.model.kv_heads = 3;
+  r.model.head_dim = 64;
+  r.model.mlp_hidden = 80;
+  PretrainSpec p;
+  p.steps = 11;
+  p.batch = {.tokens = 64, .length = 32};
+  p.data.resize(1);
+  p.data[0].name = p.data[0].kind = "countdown";
+  p.data[0].wrong_fraction = 0.25;
+  RlSpec rl;
+  rl.steps = 12;
+  rl.task.kind = "jsonl";
+  rl.task.paths = {"rows"};
+  rl.task.prompt_field = "q";
+  rl.task.answer_field = "a";
+  rl.task.limit_field = "n";
+  rl.task.prompt_template = "{prompt}?";
+  rl.task.max_prompt_tokens = 100;
+  rl.task.answer = {.form = "regex", .gold = "hash", .pattern = "x", .compare = "text"};
+  p.eval.task = rl.task;
+  p.eval.task->paths = {"test"};
+  p.eval.task->held_out.fraction = 1;
+  p.eval.end_tokens = {"<eod>"};
+  rl.eval = p.eval;
+  r.stages = {p, rl};
+  return r;
+}
+
 // "stages[1].rl.steps" as "stages[].rl.steps".
 std::string without_indices(const std::string& path) {
   std::string out;
@@ -334,13 +404,14 @@ TEST(recipe_keys, every_value_arrives) {
   EXPECT_EQ(parse_recipe(kFirst, "first", {}).recipe, first());
   EXPECT_EQ(parse_recipe(kSecond, "second", {}).recipe, second());
   EXPECT_EQ(parse_recipe(kThird, "third", {}).recipe, third());
+  EXPECT_EQ(parse_recipe(kFourth, "fourth", {}).recipe, fourth());
 }
 
 TEST(recipe_keys, every_key_is_set_away_from_its_default) {
   const std::map<std::string, std::string> keys = all_keys();
   EXPECT_GT(keys.size(), 150u);
   std::set<std::string> covered = kSingleValued;
-  for (const char* text : {kFirst, kSecond, kThird}) {
+  for (const char* text : {kFirst, kSecond, kThird, kFourth}) {
     for (const FlatKey& key : flatten(parse_recipe(text, "r", {}).recipe)) {
       const auto it = keys.find(without_indices(key.path));
       ASSERT_NE(it, keys.end()) << key.path;

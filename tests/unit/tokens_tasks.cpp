@@ -172,6 +172,28 @@ TEST(Countdown, a_small_universe_is_held_out_whole) {
   EXPECT_EQ(held_out.size() + training.size(), universe.size());
 }
 
+TEST(Countdown, wrong_documents_use_the_numbers_and_miss_the_target) {
+  TaskSpec spec;
+  spec.kind = "countdown";
+  spec.low = 1;
+  spec.high = 9;
+  const auto task = make_task(spec);
+  std::set<std::string> answers;
+  for (uint32_t bits = 0; bits < 200; ++bits) {
+    const Problem p{"2,3,7:27=", "(2+7)*3"};
+    EXPECT_EQ(task->document(p, false, bits), "2,3,7:27=(2+7)*3\n");
+    const std::string text = task->document(p, true, bits * 2654435761u);
+    ASSERT_EQ(text.rfind(p.prompt, 0), 0u);
+    const std::string answer = text.substr(p.prompt.size(), text.size() - p.prompt.size() - 1);
+    EXPECT_EQ(task->verify(p, answer, true), Verdict::kWrong) << answer;
+    EXPECT_EQ(parse_expression(answer)->numbers.size(), 3u) << answer;
+    answers.insert(answer);
+  }
+  EXPECT_GT(answers.size(), 30u);  // of 54 orders and operators
+  // 0, 0 and 0 make nothing but 0.
+  EXPECT_EQ(task->document({"0,0,0:0=", "0+0+0"}, true, 5), "0,0,0:0=1\n");
+}
+
 TEST(Countdown, each_number_is_used_at_most_as_often_as_given) {
   TaskSpec spec;
   spec.kind = "countdown";
