@@ -3,6 +3,7 @@
 #include "app/command.h"
 #include "engine/comm/agree.h"
 #include "engine/recipe/load.h"
+#include "engine/stage/devices.h"
 #include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
 #include "engine/tokens/inputs.h"
@@ -15,7 +16,8 @@ int cmd_train(const AppOptions& options) {
   const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
   comm->set_timeout(recipe.run.watchdog_seconds);
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
-  const Machine machine = probe_machine(recipe.run.device, threads_of_rank(recipe.run.threads, *comm));
+  std::vector<std::string> notes;
+  const Machine machine = machine_of_rank(recipe, *comm, notes);
   check_inputs(recipe, places);
   std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
   ResumePoint found;
@@ -23,7 +25,8 @@ int cmd_train(const AppOptions& options) {
     lock.emplace(run.dir);
     found = find_resume(run);
   });
-  const ResumePoint resume = share_resume(*comm, found);
+  ResumePoint resume = share_resume(*comm, found);
+  resume.notes.insert(resume.notes.end(), notes.begin(), notes.end());
   const Plan plan = make_plan(recipe, machine, resume.span_steps, places, comm->size());
   Queue queue = Queue::on(machine);
   run_stages(queue, *comm, plan, {options.accept_changes, options.command_line}, resume);

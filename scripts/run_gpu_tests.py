@@ -14,6 +14,7 @@ import os
 import pathlib
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,9 +36,15 @@ THINNED = [(r"GpuQuantize\.(every|non_finite|ragged|equal_groups|old_scales)|Gpu
            (r"GpuMoe\.gradients|GpuRouting\.(routes_are|statistics)|GpuSample\.(tokens_are_the_cpus$|log_probs)", 4)]
 
 
+# The collectives' tests run on as many ranks; others of several ranks start the program themselves.
+MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+COMM_RANKS = 2
+
+
 class Test:
     def __init__(self, executable, name):
         self.executable, self.name = executable, name
+        self.ranks = executable.name.startswith("test_gpu_ranks_")
         self.huge = HUGE.search(name) is not None
         self.status, self.seconds, self.note = "not run", 0.0, ""
         self.tail = []  # of the output, where it failed
@@ -76,6 +83,7 @@ def untested_ops():
 class Runner:
     def __init__(self, arguments):
         self.check, self.limit = arguments.check, arguments.limit
+        self.build, self.devices = pathlib.Path(arguments.build).resolve(), gpus()
         self.logs = pathlib.Path(arguments.build) / "gpu_logs"
         self.logs.mkdir(exist_ok=True)
         self.printing = threading.Lock()
@@ -125,6 +133,11 @@ class Runner:
             command = ["compute-sanitizer", "--tool", self.check, "--error-exitcode", "9", *command]
         share = next((n for pattern, n in THINNED if re.search(pattern, test.name)), 1)
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES=device, FP4T_TEST_SOURCE=str(ROOT))
+        if test.ranks:
+            environment.update(CUDA_VISIBLE_DEVICES=",".join(self.devices), FP4T_TEST_BINARY=str(self.build / "fp4train"),
+                               FP4T_TEST_MPIRUN=shutil.which("mpirun") or "mpirun")
+            if test.executable.name == "test_gpu_ranks_comm":
+                command = [*MPIRUN, "-np", str(COMM_RANKS), *command]
         if self.check == "racecheck" and share > 1:
             environment["FP4T_GPU_SHARE"] = str(share)
             test.note = f"one of {share} checks"
@@ -193,7 +206,7 @@ def main():
     if not executables:
         sys.exit(f"{arguments.build}: no GPU tests built")
     tests = [t for e in executables for t in tests_of(e) if re.search(arguments.only, str(t))]
-    left_out = [t for t in tests if arguments.check and (t.huge or t.executable.name.startswith("test_gpu_engine_"))]
+    left_out = [t for t in tests if arguments.check and (t.huge or t.ranks or t.executable.name.startswith("test_gpu_engine_"))]
     tests = [t for t in tests if t not in left_out]
     tests.sort(key=lambda t: "engine" not in t.executable.name)  # the longest first
     if not tests:

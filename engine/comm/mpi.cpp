@@ -37,12 +37,16 @@ T reduced(T a, T b, ReduceOp op) {
 class Mpi : public Communicator {
  public:
   enum class Kind : uint8_t { kWorld, kPart };
+  // What a communicator shares with those that were split from it.
+  struct Family {
+    double timeout = 0, waited = 0;  // seconds
+  };
 
   Mpi(MPI_Comm comm, Kind kind, int local_rank, int local_size, const MpiOptions& options,
-      std::shared_ptr<double> timeout)
+      std::shared_ptr<Family> family)
       : comm_(comm),
         kind_(kind),
-        timeout_(std::move(timeout)),
+        family_(std::move(family)),
         local_rank_(local_rank),
         local_size_(local_size),
         options_(options),
@@ -65,7 +69,9 @@ class Mpi : public Communicator {
   int size() const override { return size_; }
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
-  void set_timeout(double seconds) override { *timeout_ = seconds; }
+  void set_timeout(double seconds) override { family_->timeout = seconds; }
+  double timeout() const override { return family_->timeout; }
+  double waited_seconds() const override { return family_->waited; }
   void barrier() override {
     complete("barrier", [&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
   }
@@ -82,20 +88,18 @@ class Mpi : public Communicator {
       return;
     }
     const std::vector<int64_t> all(static_cast<size_t>(size_), bytes);
-    transfer(std::vector<const char*>(all.size(), static_cast<const char*>(in)), all, static_cast<char*>(out),
-             all);
+    char* own = static_cast<char*>(const_cast<void*>(in));
+    transfer(std::vector<char*>(all.size(), own), all, static_cast<char*>(out), all);
   }
 
-  std::unique_ptr<PendingCall> begin_all_gather(const void* in, void* out, int64_t bytes) override {
+  std::unique_ptr<PendingCall> begin_exchange(const std::vector<Part>& send,
+                                              const std::vector<Part>& receive) override {
     std::vector<MPI_Request> requests;
-    if (bytes > options_.largest_message) {
-      all_gather(in, out, bytes);
-    } else {
-      FP4T_CHECK(bytes >= 0, bytes, " bytes");
-      const auto n = static_cast<int>(bytes);
-      requests.emplace_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Iallgather(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_, &requests.back()), "all_gather");
-    }
+    for (const Part& p : receive) receive_pieces(p, requests);
+    for (const Part& p : send) send_pieces(p, requests);
+    copy_own_parts(rank_, send, receive, [](void* to, const void* from, int64_t bytes) {
+      if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    });
     return std::make_unique<Pending>(*this, std::move(requests));
   }
 
@@ -126,8 +130,8 @@ class Mpi : public Communicator {
       throw CommunicationError(detail::concat("rank ", r, " sends ", announced[r], " bytes, rank ", rank_,
                                               " expects ", receive[r]));
     }
-    std::vector<const char*> from(ranks);
-    const char* next = static_cast<const char*>(in);
+    std::vector<char*> from(ranks);
+    char* next = static_cast<char*>(const_cast<void*>(in));
     for (size_t r = 0; r < ranks; ++r) {
       from[r] = next;
       next += send[r];
@@ -151,14 +155,14 @@ class Mpi : public Communicator {
   std::unique_ptr<Communicator> split(int colour, int key) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(comm_, colour, key, &part), "MPI_Comm_split");
-    return std::make_unique<Mpi>(part, Kind::kPart, local_rank_, local_size_, options_, timeout_);
+    return std::make_unique<Mpi>(part, Kind::kPart, local_rank_, local_size_, options_, family_);
   }
 
  private:
   class Pending : public PendingCall {
    public:
     Pending(Mpi& comm, std::vector<MPI_Request> requests) : comm_(comm), requests_(std::move(requests)) {}
-    void wait() override { comm_.wait("all_gather", requests_); }
+    void wait() override { comm_.wait("exchange", requests_); }
 
    private:
     Mpi& comm_;
@@ -180,52 +184,57 @@ class Mpi : public Communicator {
       int done = 0;
       check_mpi(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
                 call);
-      if (done) return;
+      if (done) {
+        family_->waited += std::chrono::duration<double>(Clock::now() - begin).count();
+        return;
+      }
       constexpr int64_t kAtOnce = 50;
       if (look < kAtOnce) {
         std::this_thread::yield();
         continue;
       }
       const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      if (*timeout_ > 0 && seconds > *timeout_) {
-        throw WatchdogError(detail::concat("a ", call, " among ", size_, " ranks has waited ", seconds,
-                                           " s for another rank (run.watchdog_seconds is ", *timeout_, ")"));
-      }
+      if (family_->timeout > 0 && seconds > family_->timeout) throw late(call, size_, seconds, timeout());
       std::this_thread::sleep_for(std::chrono::microseconds(seconds < 0.01 ? 5 : 200));
     }
   }
 
-  // Piece after piece between every pair of ranks; both sides of a pair cut alike.
-  void transfer(const std::vector<const char*>& from, const std::vector<int64_t>& send, char* to,
+  // Piece after piece; both sides of a pair cut alike.
+  template <class Post>
+  void for_pieces(const Part& part, const Post& post) {
+    FP4T_CHECK(part.bytes >= 0 && part.rank >= 0 && part.rank < size_, part.bytes, " bytes, rank ",
+               part.rank);
+    if (part.rank == rank_) return;
+    for (int64_t at = 0; at < part.bytes; at += options_.largest_message) {
+      post(static_cast<char*>(part.data) + at,
+           static_cast<int>(std::min(part.bytes - at, options_.largest_message)));
+    }
+  }
+  void receive_pieces(const Part& part, std::vector<MPI_Request>& requests) {
+    for_pieces(part, [&](char* to, int n) {
+      requests.emplace_back();
+      check_mpi(MPI_Irecv(to, n, MPI_BYTE, part.rank, 0, comm_, &requests.back()), "MPI_Irecv");
+    });
+  }
+  void send_pieces(const Part& part, std::vector<MPI_Request>& requests) {
+    for_pieces(part, [&](char* from, int n) {
+      requests.emplace_back();
+      check_mpi(MPI_Isend(from, n, MPI_BYTE, part.rank, 0, comm_, &requests.back()), "MPI_Isend");
+    });
+  }
+
+  void transfer(const std::vector<char*>& from, const std::vector<int64_t>& send, char* to,
                 const std::vector<int64_t>& receive) {
-    std::vector<MPI_Request> requests;
-    const auto pieces = [&](int64_t bytes, const auto& post) {
-      for (int64_t at = 0; at < bytes; at += options_.largest_message) {
-        post(at, static_cast<int>(std::min(bytes - at, options_.largest_message)));
-      }
-    };
+    std::vector<Part> sent, received;
     std::vector<int64_t> offset(receive.size());
     for (size_t r = 1; r < receive.size(); ++r) offset[r] = offset[r - 1] + receive[r - 1];
-    for (int step = 1; step < size_; ++step) {
-      const int source = (rank_ + size_ - step) % size_;
-      const auto s = static_cast<size_t>(source);
-      pieces(receive[s], [&](int64_t at, int n) {
-        requests.emplace_back();
-        check_mpi(MPI_Irecv(to + offset[s] + at, n, MPI_BYTE, source, 0, comm_, &requests.back()),
-                  "MPI_Irecv");
-      });
+    for (int step = 0; step < size_; ++step) {
+      const int source = (rank_ + size_ - step) % size_, target = (rank_ + step) % size_;
+      const auto s = static_cast<size_t>(source), t = static_cast<size_t>(target);
+      received.push_back({source, to + offset[s], receive[s]});
+      sent.push_back({target, from[t], send[t]});
     }
-    for (int step = 1; step < size_; ++step) {
-      const int target = (rank_ + step) % size_;
-      const auto t = static_cast<size_t>(target);
-      pieces(send[t], [&](int64_t at, int n) {
-        requests.emplace_back();
-        check_mpi(MPI_Isend(from[t] + at, n, MPI_BYTE, target, 0, comm_, &requests.back()), "MPI_Isend");
-      });
-    }
-    const auto own = static_cast<size_t>(rank_);
-    if (send[own] > 0) std::memcpy(to + offset[own], from[own], static_cast<size_t>(send[own]));
-    wait("all_to_all", requests);
+    begin_exchange(sent, received)->wait();
   }
 
   // Every rank adds all values up itself, in rank order.
@@ -249,7 +258,7 @@ class Mpi : public Communicator {
 
   MPI_Comm comm_;
   Kind kind_;
-  std::shared_ptr<double> timeout_;  // seconds
+  std::shared_ptr<Family> family_;
   int rank_ = 0, size_ = 1, local_rank_, local_size_;
   MpiOptions options_;
   int exceptions_;  // on their way when it was made
@@ -275,7 +284,7 @@ std::unique_ptr<Communicator> make_mpi(const MpiOptions& options) {
   MPI_Comm world = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   return std::make_unique<Mpi>(world, Mpi::Kind::kWorld, local_rank, local_size, options,
-                               std::make_shared<double>(0.0));
+                               std::make_shared<Mpi::Family>());
 }
 
 // Ending ---------------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "engine/comm/comm.h"
@@ -17,13 +18,17 @@ class Single : public Communicator {
   int size() const override { return 1; }
   int local_rank() const override { return 0; }
   int local_size() const override { return 1; }
-  void set_timeout(double) override {}
+  void set_timeout(double seconds) override { timeout_ = seconds; }
+  double timeout() const override { return timeout_; }
+  double waited_seconds() const override { return 0; }
   void barrier() override {}
   void all_reduce(double*, int64_t, ReduceOp) override {}
   void all_reduce(float*, int64_t, ReduceOp) override {}
   void all_gather(const void* in, void* out, int64_t bytes) override { copy(in, out, bytes); }
-  std::unique_ptr<PendingCall> begin_all_gather(const void* in, void* out, int64_t bytes) override {
-    copy(in, out, bytes);
+  std::unique_ptr<PendingCall> begin_exchange(const std::vector<Part>& send,
+                                              const std::vector<Part>& receive) override {
+    copy_own_parts(0, send, receive,
+                   [](void* to, const void* from, int64_t bytes) { copy(from, to, bytes); });
     return std::make_unique<Ended>();
   }
   void reduce_scatter(const float* in, float* out, int64_t n) override {
@@ -42,9 +47,30 @@ class Single : public Communicator {
   static void copy(const void* in, void* out, int64_t bytes) {
     if (in != out && bytes > 0) std::memcpy(out, in, static_cast<size_t>(bytes));
   }
+
+  double timeout_ = 0;
 };
 
 }  // namespace
+
+WatchdogError late(const std::string& call, int ranks, double seconds, double timeout) {
+  const char* const where = " s for another rank (run.watchdog_seconds is ";
+  return WatchdogError(
+      detail::concat("the ", call, " among ", ranks, " ranks has waited ", seconds, where, timeout, ")"));
+}
+
+void copy_own_parts(int rank, const std::vector<Part>& send, const std::vector<Part>& receive,
+                    const std::function<void(void*, const void*, int64_t)>& copy) {
+  auto to = receive.begin();
+  for (const Part& from : send) {
+    if (from.rank != rank) continue;
+    to = std::find_if(to, receive.end(), [rank](const Part& p) { return p.rank == rank; });
+    FP4T_CHECK(to != receive.end(), "rank ", rank, " sends itself more than it expects");
+    FP4T_CHECK_EQ(from.bytes, to->bytes, "bytes that rank ", rank, " sends itself, that it expects");
+    copy(to->data, from.data, from.bytes);
+    ++to;
+  }
+}
 
 std::unique_ptr<Communicator> make_single() { return std::make_unique<Single>(); }
 

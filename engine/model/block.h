@@ -66,7 +66,7 @@ class Block {
   // Rows that go to experts as codes, where the table says so, and what arrived as values.
   void encode(const Call& call, const TensorView& x, const QuantView& codes) const;
   void decode(const Call& call, const QuantView& codes, const TensorView& out) const;
-  void bring_codes(const Trip::Round& round, const DispatchScratch& q);
+  void bring_codes(const Trip::Round& round, const TripScratch& t, const DispatchScratch& q);
   void permute_guests(const Call& call, const Guests& guests, const LayerActs& acts);
   void serve(const Call& call, const Guests& guests, LayerActs& acts);
   void serve_backward(const Call& call, const Guests& guests, LayerActs& acts, const FfnScratch& f,
@@ -76,6 +76,7 @@ class Block {
   void sum_over_ranks(const Call& call, const TripScratch& t, const TensorView& returned,
                       const TensorView& shared, const TensorView& residual, const TensorView& out);
   void upload_places(const Call& call, const TripScratch& t);
+  void upload_sent(const Call& call, const TripScratch& t);
   // Leaves in `t` what the experts of all ranks made of this rank's tokens.
   void spread_forward(const Call& call, LayerActs& acts, const TripScratch& t);
   // Likewise of the gradient `dout` of the combination; the gates' goes to `f`.

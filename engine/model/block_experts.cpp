@@ -53,31 +53,30 @@ void Block::decode(const Call& call, const QuantView& codes, const TensorView& o
                              .inexact = {}});
 }
 
-void Block::bring_codes(const Trip::Round& round, const DispatchScratch& q) {
-  exchange_.bring(begun_.trip, round, q.own.codes, q.sent.codes, q.guests.codes);
-  exchange_.bring(begun_.trip, round, q.own.block_scales, q.sent.block_scales, q.guests.block_scales);
+void Block::bring_codes(const Trip::Round& round, const TripScratch& t, const DispatchScratch& q) {
+  exchange_.bring(round, q.own.codes, t.sent_tokens, q.sent.codes, q.guests.codes);
+  exchange_.bring(round, q.own.block_scales, t.sent_tokens, q.sent.block_scales, q.guests.block_scales);
   if (q.own.tensor_scale.empty()) return;
   const auto column = [](const TensorView& v) { return v.reshape({v.elements(), 1}); };
-  exchange_.bring(begun_.trip, round, column(q.own.tensor_scale), column(q.sent.tensor_scale),
+  exchange_.bring(round, column(q.own.tensor_scale), t.sent_tokens, column(q.sent.tensor_scale),
                   column(q.guests.tensor_scale));
 }
 
 // Brings the round's tokens here and finds their rows.
 Block::Guests Block::receive(const Call& call, const Trip::Round& round, LayerActs& acts,
                              const TripScratch& t, const DispatchScratch& q) {
-  const Trip& trip = begun_.trip;
   const bool coded = q.own.spec.quantised();
   if (coded) {
-    bring_codes(round, q);
+    bring_codes(round, t, q);
   } else {
-    exchange_.bring(trip, round, acts.mlp_in, t.sent, acts.guests);
+    exchange_.bring(round, acts.mlp_in, t.sent_tokens, t.sent, acts.guests);
   }
-  exchange_.bring(trip, round, acts.experts, t.sent_choices, acts.guest_experts);
-  exchange_.bring(trip, round, acts.gates, t.sent_choices, acts.guest_gates);
+  exchange_.bring(round, acts.gates, t.sent_tokens, t.sent_choices, acts.guest_gates);
   const int64_t count = round.num_guests();
   if (coded && count > 0) decode(call, first_rows(q.guests, count), acts.guests.rows(0, count));
   const TripSizes sizes = {count, call.dims.top_k, call.dims.experts, call.dims.expert_ranks};
-  const GuestRows placed = place_guests(sizes, acts.guest_experts.as<int32_t>(), exchange_.group_rank());
+  const std::vector<int32_t> chosen = exchange_.bring_choices(begun_, round);
+  const GuestRows placed = place_guests(sizes, chosen.data(), exchange_.group_rank());
   const auto upload = [&](const std::vector<int32_t>& list, const TensorView& to) {
     FP4T_CHECK(static_cast<int64_t>(list.size()) <= to.elements(), list.size(), " entries, room for ",
                to.elements());
@@ -142,8 +141,14 @@ void Block::upload_places(const Call& call, const TripScratch& t) {
   call.queue.upload(t.rank_of.data, trip.rank_of.data(), t.rank_of.bytes());
 }
 
+void Block::upload_sent(const Call& call, const TripScratch& t) {
+  const std::vector<int32_t>& sent = begun_.trip.sent;
+  call.queue.upload(t.sent_tokens.data, sent.data(), static_cast<int64_t>(sent.size() * sizeof(int32_t)));
+}
+
 void Block::spread_forward(const Call& call, LayerActs& acts, const TripScratch& t) {
   begun_ = exchange_.begin(acts.experts, call.pass.sample_id);
+  upload_sent(call, t);
   const Pass pass = pass_of(call, begun_.sample_id);
   const Call serving = call_of(call, pass, call.counting);
   const DispatchScratch q =
@@ -187,12 +192,13 @@ void Block::spread_backward(const Call& call, LayerActs& acts, const TensorView&
   const DispatchScratch q =
       take_dispatch_scratch(call.dims, pass.forward->dispatch, call.tokens, ArenaTake{call.scratch});
   if (several && q.own.rows > 0) encode(again, acts.mlp_in, q.own);
+  upload_sent(call, t);
   for (const Trip::Round& round : trip.rounds) {
     if (several) {
       last_guests_ = receive(call, round, acts, t, q);
       if (last_guests_.count > 0) serve(again, last_guests_, acts);
     }
-    exchange_.bring(trip, round, dout, t.sent, t.guest_dout);
+    exchange_.bring(round, dout, t.sent_tokens, t.sent, t.guest_dout);
     if (last_guests_.count > 0) serve_backward(serving, last_guests_, acts, f, t);
     exchange_.bring_back(round, t.partial, t.returned);
     exchange_.bring_back(round, t.guest_dgates, t.returned_dgates);

@@ -152,6 +152,7 @@ bool is_identity(const std::vector<int32_t>& rows, size_t count) {
 // neither on the rows beside it, which padding changes, nor on keys, which a recording would freeze.
 int64_t Transformer::Impl::recorded_rows(const Pass& pass, const DecodeRows& rows) {
   if (queue.backend() != Backend::kCuda || !is_identity(rows.logit_rows, rows.tokens.size())) return 0;
+  if (calls_together(plan, false)) return 0;  // every call tells other ranks something
   auto known = row_invariance.find(pass.forward);
   if (known == row_invariance.end()) {
     known = row_invariance.emplace(pass.forward, is_row_invariant(*pass.forward, plan.model)).first;

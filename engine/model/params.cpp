@@ -25,7 +25,10 @@ ParamSet::ParamSet(Arena& run_arena, const Plan& plan, int rank) : plan_(plan), 
     const auto view = [&](const TensorView& block, int64_t at, DType dtype) {
       return TensorView{static_cast<char*>(block.data) + at, dtype, held_shape(p.info, plan, rank)};
     };
-    if (places.gradients[i] >= 0) p.gradient = view(shared.gradients, places.gradients[i], p.info.gradient);
+    if (places.gradients[i] >= 0) {
+      p.gradient =
+          view(shared.gradients[p.info.layer % gradient_places(plan)], places.gradients[i], p.info.gradient);
+    }
     if (places.copies[i] >= 0) {
       p.copy = view(shared.copies[p.info.layer % kCopyPlaces], places.copies[i], plan.act);
       p.shares_copy = true;

@@ -11,7 +11,8 @@ namespace fp4t {
 // The rounds in which ranks exchange a range of a row: of every member's piece in it, so many elements each.
 class ShardExchange::Rounds {
  public:
-  Rounds(const ShardRow& row, const Span& range) : row_(row), range_(range), elements_(round_elements(row)) {
+  Rounds(const Plan& plan, const ShardRow& row, const Span& range)
+      : row_(row), range_(range), elements_(round_elements(plan, row)) {
     int64_t most = 0;
     for (int64_t m = 0; m < row.members(); ++m) most = std::max(most, piece(m).count());
     count_ = most == 0 ? 0 : ceil_div(most, elements_);
@@ -24,13 +25,13 @@ class ShardExchange::Rounds {
     return {begin, std::min(begin + elements_, p.end)};
   }
 
- private:
   Span piece(int64_t member) const {
     const Span p = row_.piece(member);
     const int64_t begin = std::clamp(p.begin, range_.begin, range_.end);
     return {begin, std::clamp(p.end, begin, range_.end)};
   }
 
+ private:
   const ShardRow& row_;
   Span range_;
   int64_t elements_, count_ = 0;
@@ -38,24 +39,36 @@ class ShardExchange::Rounds {
 
 ShardExchange::ShardExchange(Queue& queue, Communicator& comm, const Plan& plan, std::vector<Param>& params,
                              Arena& arena)
-    : queue_(queue), comm_(comm), plan_(plan), params_(params) {
+    : queue_(queue), aside_(queue, plan.shards.is_sharded()), comm_(comm), plan_(plan), params_(params) {
   FP4T_CHECK_EQ(static_cast<int64_t>(comm.size()), plan.axes.ranks(),
                 "ranks of the communicator, of the plan");
   std::fill(std::begin(placed_), std::end(placed_), -1);
-  owned_begun_.assign(static_cast<size_t>(plan.model.layers), false);
+  summed_ = owned_begun_ = std::vector<bool>(static_cast<size_t>(plan.model.layers), false);
   if (!plan.shards.is_sharded()) return;
-  FP4T_CHECK(queue.backend() == Backend::kCpu, "ranks exchange host buffers");
   if (plan.shards.spreads_experts()) {
     replicas_ = comm.split(static_cast<int>(plan.axes.expert_index(comm.rank())), comm.rank());
   }
-  blocks_ = take_exchange(plan, ArenaTake{arena});
+  if (queue.backend() == Backend::kCuda) {
+    tensors_ = make_on_device(comm, aside_.queue(), transport_of(plan));
+    if (replicas_) replica_tensors_ = make_on_device(*replicas_, aside_.queue(), transport_of(plan));
+  }
+  there_ = take_exchange(plan, ArenaTake{arena});
+}
+
+void ShardExchange::check() {
+  for (Communicator* c : {tensors_.get(), replica_tensors_.get()}) {
+    if (c) c->check();
+  }
 }
 
 std::vector<ShardExchange::Shared> ShardExchange::all_shared() {
   std::vector<Shared> list;
   if (!plan_.shards.is_sharded()) return list;
-  list.push_back({comm_, plan_.shards.everywhere()});
-  if (replicas_) list.push_back({*replicas_, plan_.shards.experts(plan_.axes.expert_index(comm_.rank()))});
+  list.push_back({tensors_ ? *tensors_ : comm_, plan_.shards.everywhere()});
+  if (replicas_) {
+    list.push_back({replica_tensors_ ? *replica_tensors_ : *replicas_,
+                    plan_.shards.experts(plan_.axes.expert_index(comm_.rank()))});
+  }
   return list;
 }
 
@@ -74,18 +87,38 @@ std::vector<Span> ShardExchange::ranges_of(const ShardRow& row, int64_t layer) c
 
 // Gradients ------------------------------------------------------------------------------------------
 
-void ShardExchange::begin_gradients() { owned_begun_.assign(owned_begun_.size(), false); }
+void ShardExchange::begin_gradients() {
+  owned_begun_.assign(owned_begun_.size(), false);
+  summed_.assign(summed_.size(), false);
+}
+
+void ShardExchange::sum_block(int64_t layer) {
+  aside_.begin();
+  for (const Shared& shared : all_shared()) {
+    for (const Span& range : ranges_of(shared.row, layer)) sum(shared, range, Into::kGradients);
+  }
+  summed_[static_cast<size_t>(layer)] = true;
+}
+
+void ShardExchange::claim_gradients(int64_t layer) {
+  queue_.wait_for(scattered_[layer % gradient_places(plan_)]);
+}
 
 void ShardExchange::scatter_gradients(int64_t layer) {
+  aside_.begin();
   for (const Shared& shared : all_shared()) {
     for (const Span& range : ranges_of(shared.row, layer)) sum(shared, range, Into::kOwned);
   }
+  scattered_[layer % gradient_places(plan_)] = aside_.mark();
   owned_begun_[static_cast<size_t>(layer)] = true;
 }
 
 void ShardExchange::sum_gradients() {
+  aside_.begin();
+  const bool blocks_are_done =
+      scatters_gradients(plan_) || std::find(summed_.begin(), summed_.end(), true) != summed_.end();
   for (const Shared& shared : all_shared()) {
-    if (!scatters_gradients(plan_)) {
+    if (!blocks_are_done) {
       sum(shared, {0, shared.row.length()}, Into::kGradients);
     } else {
       for (const Span& range : ranges_of(shared.row, -1)) sum(shared, range, Into::kGradients);
@@ -93,51 +126,59 @@ void ShardExchange::sum_gradients() {
   }
   for (const Param& p : params_) {
     if (p.owned_gradient.empty() || owned_begun_[static_cast<size_t>(p.info.layer)]) continue;
-    queue_.fill_bytes(p.owned_gradient.data, 0, p.owned_gradient.bytes());
+    aside_.queue().fill_bytes(p.owned_gradient.data, 0, p.owned_gradient.bytes());
   }
+  aside_.end();
 }
 
 void ShardExchange::sum(const Shared& shared, const Span& range, Into into) {
-  const ShardRow& row = shared.row;
   const int64_t ranks = shared.comm.size();
-  const Rounds rounds(row, range);
-  std::vector<int64_t> send(static_cast<size_t>(ranks)), receive(static_cast<size_t>(ranks));
+  const Rounds rounds(plan_, shared.row, range);
   for (int64_t round = 0; round < rounds.count(); ++round) {
+    send_gradients(shared, rounds, round);
     const Span mine = rounds.part(shared.comm.rank(), round);
-    char* next = static_cast<char*>(blocks_.here.data);
-    for (int64_t r = 0; r < ranks; ++r) {
-      const auto i = static_cast<size_t>(r);
-      const Span part = rounds.part(r, round);
-      copy_gradients(row, part, next, true);
-      send[i] = part.count() * dtype_bytes(DType::kF32);
-      next += send[i];
-      receive[i] = mine.count() * dtype_bytes(DType::kF32);
-    }
-    shared.comm.all_to_all(blocks_.here.data, send, blocks_.there.data, receive);
     if (mine.count() == 0) continue;
-    const TensorView all = {blocks_.there.data, DType::kF32, {ranks, mine.count()}};
+    const TensorView all = {there_.data, DType::kF32, {ranks, mine.count()}};
     const TensorView sum = all.rows(0, 1);
     for (int64_t r = 1; r < ranks; ++r) {
-      run(queue_, LinearCombination{1.0f, sum, 1.0f, all.rows(r, 1), sum});
+      run(aside_.queue(), LinearCombination{1.0f, sum, 1.0f, all.rows(r, 1), sum});
     }
     if (into == Into::kGradients) {
-      copy_gradients(row, mine, static_cast<char*>(sum.data), false);
+      put_sum(shared.row, mine, sum.reshape({mine.count()}));
     } else {
-      add_to_owned(row, mine, sum.reshape({mine.count()}));
+      add_to_owned(shared.row, mine, sum.reshape({mine.count()}));
     }
   }
 }
 
-void ShardExchange::copy_gradients(const ShardRow& row, const Span& range, char* bytes, bool pack) {
-  row.for_parts(range, [&](size_t p, const Span& elements) {
-    const TensorView part = elements_of(params_[p], params_[p].gradient, elements);
-    FP4T_CHECK(part.dtype == DType::kF32, "gradient of ", params_[p].info.name);
-    if (pack) {
-      queue_.copy(bytes, part.data, part.bytes());
-    } else {
-      queue_.copy(part.data, bytes, part.bytes());
+// From where they are; what arrives for this rank's part of the round is `there_`, rank after rank.
+void ShardExchange::send_gradients(const Shared& shared, const Rounds& rounds, int64_t round) {
+  std::vector<Part> send, receive;
+  for (int r = 0; r < shared.comm.size(); ++r) {
+    shared.row.for_parts(rounds.part(r, round), [&](size_t p, const Span& elements) {
+      const TensorView part = elements_of(params_[p], params_[p].gradient, elements);
+      FP4T_CHECK(part.dtype == DType::kF32, "gradient of ", params_[p].info.name);
+      send.push_back({r, part.data, part.bytes()});
+    });
+  }
+  char* next = static_cast<char*>(there_.data);
+  const int own = shared.comm.rank();
+  for (int r = 0; r < shared.comm.size(); ++r) {
+    for (const Part& p : send) {
+      if (p.rank != own) continue;
+      receive.push_back({r, next, p.bytes});
+      next += p.bytes;
     }
-    bytes += part.bytes();
+  }
+  shared.comm.exchange(send, receive);
+}
+
+void ShardExchange::put_sum(const ShardRow& row, const Span& range, const TensorView& sum) {
+  int64_t at = 0;
+  row.for_parts(range, [&](size_t p, const Span& elements) {
+    const TensorView to = elements_of(params_[p], params_[p].gradient, elements);
+    aside_.queue().copy(to.data, sum.rows(at, elements.count()).data, to.bytes());
+    at += elements.count();
   });
 }
 
@@ -148,9 +189,9 @@ void ShardExchange::add_to_owned(const ShardRow& row, const Span& range, const T
     const Span owned = plan_.shards.owned(param.info, comm_.rank());
     const TensorView part = sum.rows(at, elements.count()), to = owned_gradient(param, owned, elements);
     if (owned_begun_[static_cast<size_t>(param.info.layer)]) {
-      run(queue_, LinearCombination{1.0f, to, 1.0f, part, to});
+      run(aside_.queue(), LinearCombination{1.0f, to, 1.0f, part, to});
     } else {
-      queue_.copy(to.data, part.data, part.bytes());
+      aside_.queue().copy(to.data, part.data, part.bytes());
     }
     at += elements.count();
   });
@@ -159,126 +200,83 @@ void ShardExchange::add_to_owned(const ShardRow& row, const Span& range, const T
 // Weights --------------------------------------------------------------------------------------------
 
 void ShardExchange::gather_weights() {
-  end_ahead();
+  end_coming();
   std::fill(std::begin(placed_), std::end(placed_), -1);
-  for (const Shared& shared : all_shared()) gather(shared, {0, shared.row.length()}, Which::kStaying);
+  aside_.begin();
+  for (const Shared& shared : all_shared()) {
+    begin_gather(shared, {0, shared.row.length()}, Which::kStaying)->wait();
+  }
+  aside_.end();
 }
 
 void ShardExchange::use_weights(int64_t layer, int64_t next) {
   if (!gathers_weights(plan_)) return;
-  end_ahead();
-  int64_t& placed = placed_[layer % kCopyPlaces];
-  if (placed != layer) {
-    for (const Shared& shared : all_shared()) {
-      for (const Span& range : ranges_of(shared.row, layer)) gather(shared, range, Which::kShared);
-    }
-    placed = layer;
+  end_coming();
+  if (placed_[layer % kCopyPlaces] != layer) {
+    begin_coming(layer);
+    end_coming();
   }
-  if (next >= 0 && placed_[next % kCopyPlaces] != next) begin_ahead(next);
+  if (next >= 0 && placed_[next % kCopyPlaces] != next) begin_coming(next);
 }
 
-void ShardExchange::begin_ahead(int64_t layer) {
-  size_t i = 0;
+// To their place, which is not that of the block before.
+void ShardExchange::begin_coming(int64_t layer) {
+  aside_.begin();
   for (const Shared& shared : all_shared()) {
-    const Rounds rounds(shared.row, ranges_of(shared.row, layer).front());
-    const int64_t bytes = largest_bytes(shared, rounds, 0, Which::kShared);
-    char* here = static_cast<char*>(blocks_.ahead_here[i].data);
-    Ahead ahead;
-    if (bytes > 0) {
-      pack_weights(shared.row, rounds.part(shared.comm.rank(), 0), Which::kShared, here);
-      ahead = {shared.comm.begin_all_gather(here, blocks_.ahead_there[i].data, bytes), bytes};
-    }
-    ahead_.push_back(std::move(ahead));
-    ++i;
-  }
-  ahead_layer_ = layer;
-}
-
-// What came goes to its place, which is not that of the block before.
-void ShardExchange::end_ahead() {
-  if (ahead_layer_ < 0) return;
-  size_t i = 0;
-  for (const Shared& shared : all_shared()) {
-    const Span range = ranges_of(shared.row, ahead_layer_).front();
-    const Rounds rounds(shared.row, range);
-    Ahead& ahead = ahead_[i];
-    if (ahead.call) {
-      ahead.call->wait();
-      const char* there = static_cast<const char*>(blocks_.ahead_there[i].data);
-      for (int64_t r = 0; r < shared.comm.size(); ++r) {
-        unpack_weights(shared.row, rounds.part(r, 0), Which::kShared, there + r * ahead.bytes);
-      }
-    }
-    gather(shared, range, Which::kShared, 1);
-    ++i;
-  }
-  placed_[ahead_layer_ % kCopyPlaces] = ahead_layer_;
-  ahead_.clear();
-  ahead_layer_ = -1;
-}
-
-int64_t ShardExchange::largest_bytes(const Shared& shared, const Rounds& rounds, int64_t round,
-                                     Which which) const {
-  int64_t bytes = 0;
-  for (int64_t r = 0; r < shared.comm.size(); ++r) {
-    bytes = std::max(bytes, weight_bytes(shared.row, rounds.part(r, round), which));
-  }
-  return bytes;
-}
-
-void ShardExchange::gather(const Shared& shared, const Span& range, Which which, int64_t first_round) {
-  const ShardRow& row = shared.row;
-  const int64_t ranks = shared.comm.size();
-  const Rounds rounds(row, range);
-  for (int64_t round = first_round; round < rounds.count(); ++round) {
-    const int64_t bytes = largest_bytes(shared, rounds, round, which);
-    if (bytes == 0) continue;
-    char* all = static_cast<char*>(blocks_.there.data);
-    pack_weights(row, rounds.part(shared.comm.rank(), round), which, static_cast<char*>(blocks_.here.data));
-    shared.comm.all_gather(blocks_.here.data, all, bytes);
-    for (int64_t r = 0; r < ranks; ++r) {
-      const bool has_own = which == Which::kStaying && r == shared.comm.rank();
-      if (!has_own) unpack_weights(row, rounds.part(r, round), which, all + r * bytes);
+    for (const Span& range : ranges_of(shared.row, layer)) {
+      make_copies(shared.row, range);
+      coming_.push_back(begin_gather(shared, range, Which::kShared));
     }
   }
+  coming_mark_ = aside_.mark();
+  coming_layer_ = layer;
 }
 
-int64_t ShardExchange::weight_bytes(const ShardRow& row, const Span& range, Which which) const {
-  int64_t bytes = 0;
-  row.for_parts(range, [&](size_t p, const Span& elements) {
-    if (params_[p].shares_copy != (which == Which::kShared)) return;
-    bytes += elements.count() * dtype_bytes(operand_of(params_[p]).dtype);
-  });
-  return bytes;
+void ShardExchange::end_coming() {
+  if (coming_layer_ < 0) return;
+  for (const auto& call : coming_) call->wait();
+  queue_.wait_for(coming_mark_);
+  placed_[coming_layer_ % kCopyPlaces] = coming_layer_;
+  coming_.clear();
+  coming_layer_ = -1;
 }
 
-void ShardExchange::pack_weights(const ShardRow& row, const Span& range, Which which, char* bytes) {
+std::unique_ptr<PendingCall> ShardExchange::begin_gather(const Shared& shared, const Span& range,
+                                                         Which which) {
+  const Rounds whole(plan_, shared.row, range);
+  std::vector<Part> send, receive;
+  for (int r = 0; r < shared.comm.size(); ++r) {
+    if (r == shared.comm.rank()) continue;
+    list_weights(shared.row, whole.piece(shared.comm.rank()), which, r, send);
+    list_weights(shared.row, whole.piece(r), which, r, receive);
+  }
+  return shared.comm.begin_exchange(send, receive);
+}
+
+void ShardExchange::list_weights(const ShardRow& row, const Span& range, Which which, int rank,
+                                 std::vector<Part>& parts) {
   row.for_parts(range, [&](size_t p, const Span& elements) {
     const Param& param = params_[p];
     if (param.shares_copy != (which == Which::kShared)) return;
-    const TensorView to = {bytes, operand_of(param).dtype, {elements.count()}};
-    if (which == Which::kStaying) {
-      queue_.copy(bytes, elements_of(param, operand_of(param), elements).data, to.bytes());
+    const TensorView part = elements_of(param, operand_of(param), elements);
+    parts.push_back({rank, part.data, part.bytes()});
+  });
+}
+
+// Of what this rank owns of the range, from its masters.
+void ShardExchange::make_copies(const ShardRow& row, const Span& range) {
+  row.for_parts(range, [&](size_t p, const Span& elements) {
+    const Param& param = params_[p];
+    const Span owned = plan_.shards.owned(param.info, comm_.rank());
+    const Span mine = {std::max(elements.begin, owned.begin), std::min(elements.end, owned.end)};
+    if (!param.shares_copy || mine.count() <= 0) return;
+    const TensorView master = master_of(param, owned).rows(mine.begin - owned.begin, mine.count());
+    const TensorView to = elements_of(param, operand_of(param), mine);
+    if (master.dtype == to.dtype) {
+      aside_.queue().copy(to.data, master.data, to.bytes());
     } else {
-      const Span owned = plan_.shards.owned(param.info, comm_.rank());
-      const TensorView master = master_of(param, owned).rows(elements.begin - owned.begin, elements.count());
-      if (master.dtype == to.dtype) {
-        queue_.copy(bytes, master.data, to.bytes());
-      } else {
-        run(queue_, Cast{.x = master, .out = to});
-      }
+      run(aside_.queue(), Cast{.x = master, .out = to});
     }
-    bytes += to.bytes();
-  });
-}
-
-void ShardExchange::unpack_weights(const ShardRow& row, const Span& range, Which which, const char* bytes) {
-  row.for_parts(range, [&](size_t p, const Span& elements) {
-    const Param& param = params_[p];
-    if (param.shares_copy != (which == Which::kShared)) return;
-    const TensorView to = elements_of(param, operand_of(param), elements);
-    queue_.copy(to.data, bytes, to.bytes());
-    bytes += to.bytes();
   });
 }
 

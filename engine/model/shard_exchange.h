@@ -1,12 +1,15 @@
 // What ranks exchange of the parameters: gradients on their way to the owner of each element, weights on
-// their way back, at the edges of an update or, by parallel.zero, of every block (engine/comm/README.md). In
-// rounds over buffers that the plan has priced.
+// their way back, at the edges of an update or, by parallel.zero, of every block (engine/comm/README.md).
+// Weights travel from place to place; sums go in rounds over a buffer that the plan has priced.
+//
+// On a GPU all of it is enqueued beside the model's queue, which waits where it needs what came.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "engine/comm/comm.h"
+#include "engine/model/aside.h"
 #include "engine/model/params.h"
 #include "engine/plan/run_layout.h"
 
@@ -14,18 +17,26 @@ namespace fp4t {
 
 class ShardExchange {
  public:
-  // Takes its buffers from `arena`; nothing on one rank, where every call is the identity.
+  // Takes its buffer from `arena`; nothing on one rank, where every call is the identity.
   ShardExchange(Queue& queue, Communicator& comm, const Plan& plan, std::vector<Param>& params, Arena& arena);
 
+  // For decisions, over host memory.
   Communicator& comm() { return comm_; }
   // The ranks that hold the same experts as this one; all ranks where experts are not spread.
   Communicator& replicas() { return replicas_ ? *replicas_ : comm_; }
+  // Throws what has gone wrong with exchanges that are on their way.
+  void check();
 
   // An accumulation begins: what owners have of gradients counts as zero.
   void begin_gradients();
-  // After a block's backward on every rank, where gradients are scattered: they are added to what the owners
-  // have, in FP32 in rank order, and their memory is the next block's.
+  // Before a block's backward, where gradients are scattered: the memory of its gradients is free.
+  void claim_gradients(int64_t layer);
+  // After it, on every rank: they are added to what the owners have, in FP32 in rank order, and their memory
+  // is another block's.
   void scatter_gradients(int64_t layer);
+  // After the last backward of an update, where they are not scattered: a block's gradients are complete, and
+  // become sums now.
+  void sum_block(int64_t layer);
   // The rest: every gradient's owned elements become the sum over the ranks that hold them, added in FP32 in
   // rank order. What a rank does not own is undefined afterwards.
   void sum_gradients();
@@ -41,7 +52,7 @@ class ShardExchange {
   class Rounds;
   // A row of parameters and the ranks that hold it alike.
   struct Shared {
-    Communicator& comm;
+    Communicator& comm;  // of tensors
     const ShardRow& row;
   };
   std::vector<Shared> all_shared();
@@ -51,35 +62,35 @@ class ShardExchange {
   // Adds a range up at the owners: in place in the gradients, or onto what the owners have.
   enum class Into : uint8_t { kGradients, kOwned };
   void sum(const Shared& shared, const Span& range, Into into);
+  void send_gradients(const Shared& shared, const Rounds& rounds, int64_t round);
+  void put_sum(const ShardRow& row, const Span& range, const TensorView& sum);
   void add_to_owned(const ShardRow& row, const Span& range, const TensorView& sum);
-  void copy_gradients(const ShardRow& row, const Span& range, char* bytes, bool pack);
 
-  // Weights of a range that blocks share the memory of, or those that stay.
+  // Weights of a range that blocks share the memory of, or those that stay: from their owners to all.
   enum class Which : uint8_t { kStaying, kShared };
-  void gather(const Shared& shared, const Span& range, Which which, int64_t first_round = 0);
-  void begin_ahead(int64_t layer);
-  void end_ahead();
-  int64_t weight_bytes(const ShardRow& row, const Span& range, Which which) const;
-  // Of any member, in a round.
-  int64_t largest_bytes(const Shared& shared, const Rounds& rounds, int64_t round, Which which) const;
-  void pack_weights(const ShardRow& row, const Span& range, Which which, char* bytes);
-  void unpack_weights(const ShardRow& row, const Span& range, Which which, const char* bytes);
+  std::unique_ptr<PendingCall> begin_gather(const Shared& shared, const Span& range, Which which);
+  void list_weights(const ShardRow& row, const Span& range, Which which, int to, std::vector<Part>& parts);
+  void make_copies(const ShardRow& row, const Span& range);
+  void begin_coming(int64_t layer);
+  void end_coming();
 
   Queue& queue_;
+  Aside aside_;
   Communicator& comm_;
   const Plan& plan_;
   std::vector<Param>& params_;
   std::unique_ptr<Communicator> replicas_;  // where experts are spread
-  ExchangeBlocks blocks_;
-  // The first round of a block's weights that are on their way, by row.
-  struct Ahead {
-    std::unique_ptr<PendingCall> call;  // null: the row has none of this block
-    int64_t bytes = 0;
-  };
-  std::vector<Ahead> ahead_;
-  int64_t ahead_layer_ = -1;
-  std::vector<bool> owned_begun_;  // by layer: the owners' gradients hold something
-  int64_t placed_[kCopyPlaces];    // layers whose weights are there; -1: none
+  // Of tensors, on a GPU; on the CPU they travel over the two above.
+  std::unique_ptr<Communicator> tensors_, replica_tensors_;
+  TensorView there_;  // F32: a round's parts from all ranks
+  // Weights of a block on their way.
+  int64_t coming_layer_ = -1;
+  std::vector<std::unique_ptr<PendingCall>> coming_;
+  Mark coming_mark_;
+  Mark scattered_[kMostGradientPlaces];  // behind the last exchange from each place
+  std::vector<bool> owned_begun_;        // by layer: the owners' gradients hold something
+  std::vector<bool> summed_;             // by layer: its gradients are sums over ranks already
+  int64_t placed_[kCopyPlaces];          // layers whose weights are there; -1: none
 };
 
 }  // namespace fp4t

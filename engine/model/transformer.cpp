@@ -36,6 +36,11 @@ Transformer::Impl::Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in
   phases_mark = step_arena.used_bytes();
   enter(Phase::kTrain);
   params.initialise(queue, plan);
+  if (plan.axes.ranks() == 1) return;
+  queue.after_waits([this] {
+    exchange.check();
+    experts.check();
+  });
 }
 
 // Makes room for a call: what an earlier call of the same phase left above the phase's own blocks is given
@@ -260,7 +265,7 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
       blocks[l].forward(again, acts.stream[l], acts.layers[l], nullptr, acts.stream[l + 1]);
     }
     blocks[l].backward(call, acts.stream[l], acts.layers[l], s);
-    end_block_gradients(l);
+    end_block_gradients(pass, l);
   }
   if (kept->tokens > 0) {
     run(queue, EmbedBackward{.dout = s.dstream,
@@ -274,6 +279,7 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
 // go to their owners after it.
 void Transformer::Impl::begin_block_gradients(size_t l) {
   if (!scatters_gradients(plan)) return;
+  exchange.claim_gradients(static_cast<int64_t>(l));
   std::set<const Param*> written;
   for (Linear* linear : blocks[l].linears()) {
     linear->begin_gradient();
@@ -285,10 +291,15 @@ void Transformer::Impl::begin_block_gradients(size_t l) {
   }
 }
 
-void Transformer::Impl::end_block_gradients(size_t l) {
-  if (!scatters_gradients(plan)) return;
+void Transformer::Impl::end_block_gradients(const Pass& pass, size_t l) {
+  const bool scatters = scatters_gradients(plan);
+  if (!scatters && !(pass.completes_gradients && plan.shards.is_sharded())) return;
   for (Linear* linear : blocks[l].linears()) linear->settle_gradient(queue);
-  exchange.scatter_gradients(static_cast<int64_t>(l));
+  if (scatters) {
+    exchange.scatter_gradients(static_cast<int64_t>(l));
+  } else {
+    exchange.sum_block(static_cast<int64_t>(l));
+  }
 }
 
 // Interface ------------------------------------------------------------------------------------------

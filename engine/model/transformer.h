@@ -40,6 +40,9 @@ struct Pass {
   bool count_load = false;                  // add to the expert load (a training forward, once a micro-batch)
   double token_weight = 0.0;                // 1 / trained tokens of the step: normalises aux and z losses
   bool measure_error = false;               // quantisers also sum their error energies
+  // No backward adds to the gradients after this one, on any rank; ranks may add them up block by block.
+  // Every rank runs one such backward of an update, or none does.
+  bool completes_gradients = false;
 };
 
 // Packed tokens, on the host; every vector has T entries.

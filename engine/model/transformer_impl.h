@@ -17,6 +17,7 @@ namespace fp4t {
 
 struct Transformer::Impl {
   Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in, Poison poison);
+  ~Impl() { queue.after_waits({}); }
 
   void forward(const Pass& pass, const TokenBatch& batch);
   void score(const Pass& pass, const Scoring& scoring);
@@ -49,7 +50,7 @@ struct Transformer::Impl {
   void forget();
   int64_t layer_after(size_t l) const { return l + 1 < blocks.size() ? static_cast<int64_t>(l) + 1 : -1; }
   void begin_block_gradients(size_t l);
-  void end_block_gradients(size_t l);
+  void end_block_gradients(const Pass& pass, size_t l);
   Call make_call(const Pass& pass, int64_t tokens, bool counting);
   void upload(const std::vector<int32_t>& values, const TensorView& block);
   void embed(const TensorView& tokens, const TensorView& out);

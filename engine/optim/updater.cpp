@@ -81,13 +81,14 @@ void Updater::sum_squares_over_ranks() {
   int64_t next = 0;
   for (const Param& p : params_) {
     const Span owned = plan_.shards.owned(p.info, rank_);
-    for_norm_chunks(p.info, [&](const Span& chunk) {
-      const int64_t i = next++;
-      if (chunk.begin < owned.begin || chunk.end > owned.end) return;  // pieces end between chunks
-      run(queue_, SumSquares{.x = owned_gradient(p, owned, chunk),
-                             .sum = chunk_sums_.rows(2 * i, 1),
-                             .nonfinite = chunk_sums_.rows(2 * i + 1, 1)});
-    });
+    SumSquaresChunks op{{}, owned.begin, matrix_elements(p.info), {}};
+    if (owned.count() > 0) {  // pieces end between chunks
+      op.x = owned_gradient(p, owned, owned);
+      op.sums = chunk_sums_.rows(2 * (next + op.chunk_at(owned.begin)), 2 * op.chunks());
+      op.sums = op.sums.reshape({op.chunks(), 2});
+      run(queue_, op);
+    }
+    next += op.chunk_at(p.info.shape.elements());
   }
   std::vector<double> chunks = queue_.download(chunk_sums_.data, chunk_sums_.bytes()).values<double>();
   // Every entry is one rank's and the others' zero, so this sum is exact.

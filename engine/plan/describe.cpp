@@ -68,12 +68,14 @@ std::string experts_text(const Plan& plan) {
 
 std::string ranks_text(const Plan& plan) {
   if (plan.axes.ranks() == 1) return "";
-  return detail::concat("ranks\n  ", plan.axes.ranks(), ": data ", plan.axes.data, " x expert ",
-                        plan.axes.expert, "; masters and moments of at most ",
-                        grouped(plan.shards.largest_owned()), " parameters a rank",
-                        gathers_weights(plan)      ? ", their gradients and weights too, block by block\n"
-                        : scatters_gradients(plan) ? ", their gradients too, block by block\n"
-                                                   : "\n") +
+  return detail::concat(
+             "ranks\n  ", plan.axes.ranks(), ": data ", plan.axes.data, " x expert ", plan.axes.expert,
+             "; masters and moments of at most ", grouped(plan.shards.largest_owned()), " parameters a rank",
+             gathers_weights(plan)      ? ", their gradients and weights too, block by block\n"
+             : scatters_gradients(plan) ? ", their gradients too, block by block\n"
+                                        : "\n",
+             "  tensors travel ",
+             plan.transport == "nccl" ? "from GPU to GPU by NCCL\n" : "through host memory by MPI\n") +
          experts_text(plan);
 }
 

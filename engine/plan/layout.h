@@ -438,6 +438,7 @@ FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Tak
 // Between a call's tokens and experts of other ranks. A round sends and returns rows one after another; what
 // came back stays until all rounds are over.
 struct TripScratch {
+  TensorView sent_tokens;                // I32 [S]: whose rows, in the order in which they go
   TensorView sent, sent_choices;         // act [S, D], F32 [S, k]: on their way
   TensorView guest_dout, guest_dgates;   // act [G, D], F32 [G, k]: backward
   TensorView partial;                    // F32 [G, D]
@@ -449,6 +450,7 @@ TripScratch take_trip_scratch(const ModelDims& d, int64_t tokens, bool backward,
   TripScratch s;
   if (!d.spreads_experts()) return s;
   const int64_t sent = tokens * std::min(d.top_k, d.expert_ranks), guests = d.receive_rows;
+  s.sent_tokens = take("experts of other ranks", DType::kI32, {sent});
   s.sent = take("experts of other ranks", d.act, {sent, d.hidden});
   s.sent_choices = take("experts of other ranks", DType::kF32, {sent, d.top_k});
   s.partial = take("experts of other ranks", DType::kF32, {guests, d.hidden});

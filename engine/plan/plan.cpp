@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/comm/device.h"
 #include "engine/plan/memory.h"
 #include "engine/plan/sizes.h"
 #include "engine/recipe/load.h"
@@ -11,7 +12,7 @@ namespace fp4t {
 
 namespace {
 
-Axes resolve_axes(const Recipe& recipe, const Machine& machine, int64_t ranks, ProblemList& problems) {
+Axes resolve_axes(const Recipe& recipe, int64_t ranks, ProblemList& problems) {
   const ParallelSpec& p = recipe.parallel;
   const std::string here = ranks == 1 ? "this program runs on one" : detail::concat("this run has ", ranks);
   if (ranks % p.expert != 0) {
@@ -26,11 +27,25 @@ Axes resolve_axes(const Recipe& recipe, const Machine& machine, int64_t ranks, P
                 detail::concat(p.data, " x parallel.expert ", p.expert, " needs ", p.data * p.expert,
                                " ranks, and ", here, "; allowed: ", axes.data, ", or 0 for what is left"));
   }
-  if (ranks > 1 && machine.backend == Backend::kCuda) {
-    problems.at("run.device", detail::concat(recipe.run.device, ", and several ranks exchange host buffers: ",
-                                             ranks, " ranks compute on the CPU; allowed: cpu"));
-  }
   return axes;
+}
+
+// "nccl" or "host"; "" where ranks exchange nothing.
+std::string resolve_transport(const Recipe& recipe, const Machine& machine, int64_t ranks,
+                              ProblemList& problems) {
+  const std::string& wish = recipe.parallel.transport;
+  const bool gpu = machine.backend == Backend::kCuda;
+  if (wish == "nccl" && !gpu) {
+    problems.at("parallel.transport", "nccl, and this run computes on the CPU; allowed: auto, host");
+  }
+  if (ranks == 1 || !gpu || wish == "host") return ranks == 1 ? "" : "host";
+  if (!built_with_nccl()) {
+    problems.at("parallel.transport",
+                wish +
+                    ", which is NCCL between GPUs, and this program was built without it; allowed: host, "
+                    "which is slow, or run.device: cpu");
+  }
+  return "nccl";
 }
 
 void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& problems) {
@@ -188,7 +203,8 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   plan.tokenizer = recipe.tokenizer;
   plan.machine = machine;
   ProblemList problems(places);
-  plan.axes = resolve_axes(recipe, machine, ranks, problems);
+  plan.axes = resolve_axes(recipe, ranks, problems);
+  plan.transport = resolve_transport(recipe, machine, ranks, problems);
   check_machine(recipe, machine, problems);
   check_kernels(plan, problems);
   resolve_vocabulary(plan, problems);

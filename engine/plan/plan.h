@@ -47,8 +47,9 @@ struct Plan {
   Machine machine;
   std::vector<ParamInfo> parameters;
   std::vector<BufferInfo> buffers;
-  Axes axes;          // ranks of the run
-  ShardTable shards;  // what each of them owns
+  Axes axes;              // ranks of the run
+  ShardTable shards;      // what each of them owns
+  std::string transport;  // of tensors between them: "nccl", "host"; "" on one rank
   std::vector<StagePlan> stages;
   MemoryPlan memory;
   DType act = DType::kBf16;       // of tensors between ops: BF16, F32 under the fp32 format

@@ -85,7 +85,7 @@ std::string plan_json(const Plan& plan) {
                 {"dense_layers", m.moe.dense_layers}};
   j["parameters"] = {{"total", total_parameters(plan.parameters)},
                      {"active", active_parameters(plan.parameters, m)}};
-  j["ranks"] = {{"data", plan.axes.data}, {"expert", plan.axes.expert}};
+  j["ranks"] = {{"data", plan.axes.data}, {"expert", plan.axes.expert}, {"transport", plan.transport}};
   j["flops_per_token"] = plan.flops_per_token;
   j["max_tokens"] = plan.max_tokens;
   j["precision_hash"] = plan.precision_hash;

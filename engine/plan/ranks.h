@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/plan/parameters.h"
+#include "kernels/ops/optimizer.h"
 
 namespace fp4t {
 
@@ -35,7 +36,7 @@ inline int64_t largest_part(int64_t n, int64_t parts) { return (n + parts - 1) /
 
 // Elements of a parameter whose squares make up one term of the global norm; a chunk ends with its matrix at
 // the latest, so that experts may lie anywhere.
-inline constexpr int64_t kNormChunk = 65536;
+inline constexpr int64_t kNormChunk = SumSquaresChunks::kChunk;
 inline int64_t matrix_elements(const ParamInfo& p) {
   return p.role == ParamRole::kExpertWeight ? p.shape.elements() / p.shape[0] : p.shape.elements();
 }

@@ -72,40 +72,34 @@ struct SharedPlaces {
 };
 SharedPlaces shared_places(const Plan& plan, int64_t rank);
 inline constexpr int64_t kCopyPlaces = 2;  // one in use, one on its way
+// On a GPU a block's gradients are on their way while the next block makes its own.
+inline constexpr int64_t kMostGradientPlaces = 2;
+inline int64_t gradient_places(const Plan& plan) {
+  return plan.machine.backend == Backend::kCuda ? kMostGradientPlaces : 1;
+}
 struct SharedBlocks {
-  TensorView copies[kCopyPlaces], gradients;  // U8
+  TensorView copies[kCopyPlaces], gradients[kMostGradientPlaces];  // U8
 };
 template <class Take>
 SharedBlocks take_shared_blocks(const Plan& plan, const SharedPlaces& places, Take&& take) {
   SharedBlocks b;
-  if (scatters_gradients(plan))
-    b.gradients = take("gradients of a block", DType::kU8, {places.gradients_bytes});
+  for (int64_t i = 0; scatters_gradients(plan) && i < gradient_places(plan); ++i) {
+    b.gradients[i] = take("gradients of blocks", DType::kU8, {places.gradients_bytes});
+  }
   for (TensorView& copies : b.copies) {
     if (gathers_weights(plan)) copies = take("weights of two blocks", DType::kU8, {places.copies_bytes});
   }
   return b;
 }
 
-// Elements of each piece of a row that one round of engine/model/shard_exchange.h moves.
-int64_t round_elements(const ShardRow& row);
+// Elements of each piece of a row that one round of engine/model/shard_exchange.h sums.
+int64_t round_elements(const Plan& plan, const ShardRow& row);
 // Of all pieces together, in the largest round.
 int64_t exchange_elements(const Plan& plan);
-struct ExchangeBlocks {
-  TensorView here, there;
-  // Of the next block's weights on their way: of what all ranks share, and of experts.
-  TensorView ahead_here[2], ahead_there[2];
-};
+// What the others have for this rank's piece, and its own.
 template <class Take>
-ExchangeBlocks take_exchange(const Plan& plan, Take&& take) {
-  ExchangeBlocks b;
-  const Shape all = {exchange_elements(plan)};
-  b.here = take("rank exchange", DType::kF32, all);
-  b.there = take("rank exchange", DType::kF32, all);
-  for (int i = 0; gathers_weights(plan) && i < (plan.shards.spreads_experts() ? 2 : 1); ++i) {
-    b.ahead_here[i] = take("rank exchange", DType::kF32, all);
-    b.ahead_there[i] = take("rank exchange", DType::kF32, all);
-  }
-  return b;
+TensorView take_exchange(const Plan& plan, Take&& take) {
+  return take("rank exchange", DType::kF32, {exchange_elements(plan)});
 }
 // Norm chunks of all parameters, for the sums that ranks tell each other.
 int64_t norm_chunks(const Plan& plan);

@@ -327,6 +327,12 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
             .at_most(3),
         r.parallel.zero);
     v.value(
+        layout("transport",
+               "what carries tensors between ranks: nccl: one GPU a rank; host: host memory and MPI, slow "
+               "on GPUs, of which several ranks may share one; auto: nccl on GPUs")
+            .one_of({"auto", "nccl", "host"}),
+        r.parallel.transport);
+    v.value(
         layout("recompute", "what the backward computes again instead of keeping").one_of({"none", "block"}),
         r.parallel.recompute);
     v.leave();

@@ -96,6 +96,7 @@ struct ParallelSpec {
   int64_t expert = 1;
   double receive_factor = 2;  // 0: room for all that could come
   int64_t zero = 1;
+  std::string transport = "auto";  // auto, nccl, host
   std::string recompute = "none";  // none, block
   bool operator==(const ParallelSpec&) const = default;
 };

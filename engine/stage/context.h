@@ -73,6 +73,10 @@ class Run {
   void write_metrics(const std::string& kind, const MetricsRecord& record);
   // Lists the kernel of every product in <run dir>/kernels.txt, whenever it is not what it was before.
   void note_kernels();
+  // Seconds that this rank's work has stood still for other ranks since the last call: in calls on the host
+  // and, on a GPU, in its queue. Negative on one rank.
+  double take_exposed_seconds();
+  double exposed_seconds() const { return comm.waited_seconds() + queue.counts().held_seconds; }
   // Seconds of this run, earlier processes included.
   double seconds() const;
   const std::string& last_checkpoint() const { return last_checkpoint_; }
@@ -127,6 +131,7 @@ class Run {
   std::vector<std::string> kernels_;
   std::vector<RouterDownload> router_sums_;
   double earlier_seconds_ = 0;
+  double exposed_taken_ = 0;
   int64_t restarts_ = 0;
   bool changes_accepted_ = false;
   std::chrono::steady_clock::time_point start_;

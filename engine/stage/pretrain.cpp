@@ -71,6 +71,7 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
   const size_t calls = run.calls_of_all(batches.size(), true);
   for (size_t m = 0; m < calls; ++m) {
     Pass pass = run.pass_for_training();
+    pass.completes_gradients = m + 1 == calls;
     if (m >= batches.size()) {
       run.serve(pass);
       continue;
@@ -92,6 +93,18 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
   result.loss = run.sum_over_ranks(result.loss);
   result.loss /= static_cast<double>(result.trained_tokens);
   return result;
+}
+
+}  // namespace
+
+namespace {
+
+// How much of a step a rank stood still for others; "" on one rank.
+std::string exposed_text(double exposed, double seconds) {
+  if (exposed < 0) return "";
+  char text[64];
+  std::snprintf(text, sizeof(text), " exposed=%.1f%%", 100 * exposed / std::max(seconds, 1e-9));
+  return text;
 }
 
 }  // namespace
@@ -147,11 +160,13 @@ void run_pretrain(Run& run) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     speed_tokens = 0.9 * speed_tokens + static_cast<double>(spec.batch.tokens);
     speed_seconds = 0.9 * speed_seconds + seconds;
-    char line[240];
-    std::snprintf(line, sizeof(line), "%s step=%ld/%ld loss=%.4f grad_norm=%.3f lr=%.2e tok/s=%.0f eta=%s%s",
+    const std::string exposed = exposed_text(run.take_exposed_seconds(), seconds);
+    char line[280];
+    std::snprintf(line, sizeof(line),
+                  "%s step=%ld/%ld loss=%.4f grad_norm=%.3f lr=%.2e tok/s=%.0f%s eta=%s%s",
                   stage.name.c_str(), static_cast<long>(state.step), static_cast<long>(stage.steps),
                   loss.loss, report.gradient_norm, spec.optimizer.learning_rate * factor,
-                  speed_tokens / speed_seconds,
+                  speed_tokens / speed_seconds, exposed.c_str(),
                   duration_text(speed_seconds / speed_tokens * static_cast<double>(spec.batch.tokens) *
                                 static_cast<double>(stage.steps - state.step))
                       .c_str(),

@@ -151,6 +151,7 @@ std::string recorded_recipe(const std::string& recipe_yaml) {
   recipe.run.resume = defaults.resume;
   recipe.run.device = defaults.device;
   recipe.run.threads = defaults.threads;
+  recipe.parallel.transport = ParallelSpec().transport;
   return print_recipe(recipe);
 }
 

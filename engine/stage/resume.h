@@ -35,8 +35,8 @@ int64_t finished_steps(const RunState& state, size_t stage);
 // The recorded steps of the stages that have begun: what ResumePoint::span_steps holds.
 std::vector<int64_t> recorded_span_steps(const RunState& state);
 
-// The recipe as checkpoints keep it: without where and how it runs (run.dir, resume, device, threads), so
-// that equal runs in two folders or on two machines leave equal bytes.
+// The recipe as checkpoints keep it: without where and how it runs (run.dir, resume, device, threads,
+// transport), so that equal runs in two folders or on two machines leave equal bytes.
 std::string recorded_recipe(const std::string& recipe_yaml);
 
 // Whether numbers that passed every hash can be those of a run of the checkpoint's own recipe. Throws

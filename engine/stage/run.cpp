@@ -21,6 +21,7 @@ nlohmann::ordered_json summary_json(const Run& run) {
   j["name"] = run.plan.run.name;
   j["seed"] = run.plan.run.seed;
   j["seconds"] = run.seconds();
+  if (run.comm.size() > 1) j["exposed_seconds"] = run.exposed_seconds();
   auto copy = [&](const char* name, const std::string& counter) {
     const auto it = counters.find(counter);
     if (it != counters.end()) j[name] = it->second;

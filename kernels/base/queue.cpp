@@ -33,6 +33,11 @@ Queue Queue::on(const Machine& machine) {
                                            : cpu(machine.num_threads);
 }
 
+Queue Queue::beside() const {
+  FP4T_CHECK(backend_ == Backend::kCuda, "a queue beside another on the CPU");
+  return cuda(cuda::device_of(stream_));
+}
+
 Queue::Queue(Queue&& other) noexcept
     : backend_(other.backend_),
       threads_(std::move(other.threads_)),
@@ -137,6 +142,29 @@ QueueCounts Queue::counts() const {
 
 const char* Queue::product_kernel() const {
   return backend_ == Backend::kCuda ? cuda::product_kernel(stream_) : "cpu fp32 fma";
+}
+
+Mark Queue::mark() {
+  Mark m;
+  if (backend_ == Backend::kCuda) m.event_ = cuda::mark(stream_);
+  return m;
+}
+
+void Queue::wait_for(const Mark& mark) {
+  if (mark.event_) cuda::wait_for(stream_, mark.event_);
+}
+
+Mark::~Mark() {
+  if (event_) cuda::release_mark(event_);
+}
+
+void Queue::after_waits(std::function<void()> check) {
+  if (backend_ == Backend::kCuda) cuda::after_waits(stream_, std::move(check));
+}
+
+void* Queue::native_stream() const {
+  FP4T_CHECK(backend_ == Backend::kCuda, "the stream of a queue on the CPU");
+  return cuda::native_stream(stream_);
 }
 
 Recording Queue::record(const std::function<void()>& body) {

@@ -34,6 +34,7 @@ struct QueueCounts {
   int64_t waits = 0;                  // times that the host waited for the device
   int64_t workspace_bytes = 0;        // memory that the ops' scratch has
   int64_t workspace_allocations = 0;  // times that it was enlarged
+  double held_seconds = 0;            // that its work stood still for another queue's (wait_for)
 };
 
 class Queue;
@@ -79,6 +80,23 @@ class Recording {
   void* graph_ = nullptr;
 };
 
+// A place in a queue's work, for another queue to wait for. Empty on the CPU, where calls do their work at
+// once.
+class Mark {
+ public:
+  Mark() = default;
+  Mark(Mark&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Mark& operator=(Mark&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~Mark();
+
+ private:
+  friend class Queue;
+  void* event_ = nullptr;
+};
+
 class Queue {
  public:
   // A queue on the CPU with its own threads.
@@ -88,6 +106,8 @@ class Queue {
   static Queue cuda(int device, int num_threads = 1);
   // Where a plan for this machine runs.
   static Queue on(const Machine& machine);
+  // Another queue on the same GPU: what is enqueued on it runs beside the work of this one, but for marks.
+  Queue beside() const;
 
   Queue(Queue&&) noexcept;
   Queue& operator=(Queue&&) noexcept;
@@ -116,6 +136,16 @@ class Queue {
   QueueCounts counts() const;
   // The kernel that the last matrix product ran as, a name that lives for ever.
   const char* product_kernel() const;
+
+  // The end of what has been enqueued so far.
+  Mark mark();
+  // What is enqueued from now on runs after another queue's work up to the mark.
+  void wait_for(const Mark& mark);
+  // Called whenever the host has waited for the device, before anything is made of what it computed: whoever
+  // watches work that may be given up throws there. Empty: nobody.
+  void after_waits(std::function<void()> check);
+  // CUDA's own stream, of a queue on a GPU.
+  void* native_stream() const;
 
   // Records what `body` enqueues instead of running it. It may neither wait nor allocate: run it once before.
   // Only on a GPU.
@@ -155,7 +185,13 @@ const void* finish_download(void* stream, void* staging);
 void release_download(void* stream, void* staging) noexcept;
 void copy(void* stream, void* to, const void* from, int64_t bytes);
 void reserve_workspace(void* stream, int64_t bytes);
-QueueCounts counts(const void* stream);
+QueueCounts counts(void* stream);
+void* mark(void* stream);
+void wait_for(void* stream, void* mark);
+void release_mark(void* mark) noexcept;
+void after_waits(void* stream, std::function<void()> check);
+void* native_stream(const void* stream);
+int device_of(const void* stream);
 const char* product_kernel(const void* stream);
 void begin_recording(void* stream);
 void* end_recording(void* stream);
@@ -163,6 +199,8 @@ void replay(void* stream, void* graph);
 void release_recording(void* graph) noexcept;
 // Number of usable GPUs; 0 when the flavour has none.
 int device_count();
+// What tells a GPU from all others, on any host.
+std::string device_id(int device);
 // Fills what is known of a GPU; gpu_obstacle when this program's kernels do not run on it.
 void describe_device(int device, Machine& machine);
 bool built_with_cuda();

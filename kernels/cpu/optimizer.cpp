@@ -142,6 +142,21 @@ void run(Queue& queue, const SumSquares& op) {
   op.nonfinite.as<double>()[0] += total.nonfinite;
 }
 
+void run(Queue& queue, const SumSquaresChunks& op) {
+  const int64_t n = op.x.elements();
+  for_float_type(op.x.dtype, [&](auto type) {
+    const auto* x = op.x.as<decltype(type)>();
+    parallel_for(queue, op.chunks(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c) {
+        const SumSquaresChunks::Range range = op.range(c, n);
+        const ChunkSum chunk = sum_squares(x + range.begin, range.end - range.begin);
+        op.sums.as<double>()[2 * c] = chunk.sum;
+        op.sums.as<double>()[2 * c + 1] = chunk.nonfinite;
+      }
+    });
+  });
+}
+
 void run(Queue&, const ClipFactor& op) {
   const ClipDecision decision =
       decide_clip(op.sum.as<double>()[0], op.nonfinite.as<double>()[0] + op.extra_nonfinite, op.max_norm);

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -54,6 +55,11 @@ struct DownloadBlock {
   cudaEvent_t arrived;  // so that what is enqueued behind it is not waited for
 };
 
+// A time in which a queue stood still for another one.
+struct HeldSpan {
+  cudaEvent_t begin, end;
+};
+
 struct GemmProblem;
 
 struct Context {
@@ -79,7 +85,11 @@ struct Context {
 
   const char* product_kernel = "none";  // that the last product was launched as
 
-  int64_t waits = 0;  // times that the host waited for the stream
+  int64_t waits = 0;                  // times that the host waited for the stream
+  std::function<void()> after_waits;  // called then
+  std::deque<HeldSpan> held;          // not yet added to held_seconds, in order
+  std::vector<HeldSpan> spare_held;
+  double held_seconds = 0;
   UploadBlock uploads[kUploadBlocks] = {};
   int upload_block = 0;
   int64_t upload_used = 0;                      // bytes of that block

@@ -21,6 +21,7 @@ void wait(Context& c) {
   ++c.waits;
   FP4T_CUDA(cudaStreamSynchronize(c.stream));
   c.downloads_arrived = c.downloads;
+  if (c.after_waits) c.after_waits();
   const Fault fault = *c.fault;
   if (static_cast<FaultKind>(fault.kind) == FaultKind::kNone) return;
   std::memset(c.fault, 0, sizeof(Fault));
@@ -127,6 +128,11 @@ void destroy_stream(void* stream) noexcept {
     if (b.passed) cudaEventDestroy(b.passed);
   }
   for (DownloadBlock* b : c->download_blocks) release_block(b);
+  c->spare_held.insert(c->spare_held.end(), c->held.begin(), c->held.end());
+  for (const HeldSpan& span : c->spare_held) {
+    cudaEventDestroy(span.begin);
+    cudaEventDestroy(span.end);
+  }
   cudaFreeHost(c->fault);
   cudaStreamDestroy(c->stream);
   delete c;
@@ -208,6 +214,7 @@ const void* finish_download(void* stream, void* staging) {
     ++c.waits;
     FP4T_CUDA(cudaEventSynchronize(block.arrived));
     c.downloads_arrived = block.number;
+    if (c.after_waits) c.after_waits();
     if (static_cast<FaultKind>(c.fault->kind) != FaultKind::kNone) wait(c);
   }
   return block.data;
@@ -231,10 +238,65 @@ void reserve_workspace(void* stream, int64_t bytes) {
   if (bytes > 0) add_block(c, align_up(bytes, 256));
 }
 
-QueueCounts counts(const void* stream) {
-  const Context& c = *static_cast<const Context*>(stream);
-  return {c.waits, c.workspace_bytes, c.workspace_allocations};
+namespace {
+
+// Adds up the spans that are over.
+void collect_held(Context& c) {
+  while (!c.held.empty() && cudaEventQuery(c.held.front().end) == cudaSuccess) {
+    const HeldSpan span = c.held.front();
+    c.held.pop_front();
+    float ms = 0;
+    FP4T_CUDA(cudaEventElapsedTime(&ms, span.begin, span.end));
+    c.held_seconds += static_cast<double>(ms) * 1e-3;
+    c.spare_held.push_back(span);
+  }
 }
+
+HeldSpan next_held(Context& c) {
+  collect_held(c);
+  HeldSpan span{};
+  if (!c.spare_held.empty()) {
+    span = c.spare_held.back();
+    c.spare_held.pop_back();
+    return span;
+  }
+  FP4T_CUDA(cudaEventCreate(&span.begin));
+  FP4T_CUDA(cudaEventCreate(&span.end));
+  return span;
+}
+
+}  // namespace
+
+QueueCounts counts(void* stream) {
+  Context& c = context(stream);
+  collect_held(c);
+  return {c.waits, c.workspace_bytes, c.workspace_allocations, c.held_seconds};
+}
+
+void* mark(void* stream) {
+  cudaEvent_t event = nullptr;
+  FP4T_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  FP4T_CUDA(cudaEventRecord(event, context(stream).stream));
+  return event;
+}
+
+void wait_for(void* stream, void* mark) {
+  Context& c = context(stream);
+  const HeldSpan span = next_held(c);
+  FP4T_CUDA(cudaEventRecord(span.begin, c.stream));
+  FP4T_CUDA(cudaStreamWaitEvent(c.stream, static_cast<cudaEvent_t>(mark)));
+  FP4T_CUDA(cudaEventRecord(span.end, c.stream));
+  c.held.push_back(span);
+}
+
+void release_mark(void* mark) noexcept { cudaEventDestroy(static_cast<cudaEvent_t>(mark)); }
+
+void after_waits(void* stream, std::function<void()> check) {
+  context(stream).after_waits = std::move(check);
+}
+
+void* native_stream(const void* stream) { return static_cast<const Context*>(stream)->stream; }
+int device_of(const void* stream) { return static_cast<const Context*>(stream)->device; }
 
 const char* product_kernel(const void* stream) { return static_cast<const Context*>(stream)->product_kernel; }
 
@@ -265,6 +327,18 @@ int device_count() {
     return 0;
   }
   return count;
+}
+
+std::string device_id(int device) {
+  cudaDeviceProp p;
+  FP4T_CUDA(cudaGetDeviceProperties(&p, device));
+  std::string id;
+  for (const char byte : p.uuid.bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    id += "0123456789abcdef"[value / 16];
+    id += "0123456789abcdef"[value % 16];
+  }
+  return id;
 }
 
 void describe_device(int device, Machine& machine) {

@@ -31,12 +31,11 @@ struct Accumulator {
   }
 };
 
-// One chunk a block: thread t takes the vectors t, t + 256, ... of it.
+// One chunk a block: thread t takes the vectors t, t + 256, ... of it. Vectors where every chunk begins at
+// one.
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads) sum_chunks(const T* x, int64_t n, ChunkSum* chunks) {
+__device__ void sum_chunk(const T* x, int64_t first, int count, ChunkSum* out) {
   __shared__ double scratch[33];
-  const int64_t first = int64_t{blockIdx.x} * kChunk;
-  const int count = static_cast<int>(min(kChunk, n - first));
   Accumulator part;
   const int vectors = kVectors ? count / kVector : 0;
 #pragma unroll 4
@@ -51,7 +50,21 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(const T* x, int64_t n, Ch
   }
   const double sum = block_sum(part.sum[0] + part.sum[1], scratch);
   const double nonfinite = block_sum(static_cast<double>(part.nonfinite), scratch);
-  if (threadIdx.x == 0) chunks[blockIdx.x] = {sum, nonfinite};
+  if (threadIdx.x == 0) *out = {sum, nonfinite};
+}
+
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kThreads) sum_chunks(const T* x, int64_t n, ChunkSum* chunks) {
+  const int64_t first = int64_t{blockIdx.x} * kChunk;
+  sum_chunk<T, kVectors>(x, first, static_cast<int>(min(kChunk, n - first)), chunks + blockIdx.x);
+}
+
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kThreads) sum_each_chunk(SumSquaresChunks op, int64_t n) {
+  const SumSquaresChunks::Range range = op.range(blockIdx.x, n);
+  auto* sums = static_cast<ChunkSum*>(op.sums.data);
+  sum_chunk<T, kVectors>(static_cast<const T*>(op.x.data), range.begin,
+                         static_cast<int>(range.end - range.begin), sums + blockIdx.x);
 }
 
 __global__ void __launch_bounds__(kFinalThreads)
@@ -95,6 +108,23 @@ void run(Queue& queue, const SumSquares& op) {
   check_launch(op.kName);
   add_chunks<<<1, kFinalThreads, 0, stream_of(queue)>>>(parts, chunks, op.sum.as<double>(),
                                                         op.nonfinite.as<double>());
+  check_launch(op.kName);
+}
+
+void run(Queue& queue, const SumSquaresChunks& op) {
+  const int64_t n = op.x.elements(), chunks = op.chunks();
+  if (chunks == 0) return;
+  // Chunks are whole vectors but for the end of a matrix, where the next one begins.
+  const bool vectors = aligned16(op.x.data) && op.matrix % kVector == 0;
+  for_float_type(op.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto blocks = narrow<uint32_t>(chunks);
+    if (vectors) {
+      sum_each_chunk<T, true><<<blocks, kThreads, 0, stream_of(queue)>>>(op, n);
+    } else {
+      sum_each_chunk<T, false><<<blocks, kThreads, 0, stream_of(queue)>>>(op, n);
+    }
+  });
   check_launch(op.kName);
 }
 

@@ -35,7 +35,14 @@ const void* finish_download(void*, void*) { absent("device memory"); }
 void release_download(void*, void*) noexcept {}
 void copy(void*, void*, const void*, int64_t) { absent("device memory"); }
 void reserve_workspace(void*, int64_t) { absent("device memory"); }
-QueueCounts counts(const void*) { absent("device queue"); }
+QueueCounts counts(void*) { absent("device queue"); }
+void* mark(void*) { absent("device queue"); }
+void wait_for(void*, void*) { absent("device queue"); }
+void release_mark(void*) noexcept {}
+void after_waits(void*, std::function<void()>) { absent("device queue"); }
+void* native_stream(const void*) { absent("device queue"); }
+int device_of(const void*) { absent("device queue"); }
+std::string device_id(int) { absent("run.device: cuda"); }
 const char* product_kernel(const void*) { absent("device queue"); }
 void begin_recording(void*) { absent("device queue"); }
 void* end_recording(void*) { absent("device queue"); }

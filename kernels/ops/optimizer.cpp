@@ -43,6 +43,14 @@ void SumSquares::check() const {
   expect_tensor(kName, "nonfinite", nonfinite, DType::kF64, {1});
 }
 
+void SumSquaresChunks::check() const {
+  expect_rank(kName, "x", x, 1);
+  expect_float(kName, "x", x, {x.dim(0)});
+  FP4T_CHECK(matrix >= 1 && first >= 0, kName, ": element ", first, ", matrices of ", matrix);
+  FP4T_CHECK(first % matrix % kChunk == 0, kName, ": element ", first, " begins no chunk");
+  expect_tensor(kName, "sums", sums, DType::kF64, {chunks(), 2});
+}
+
 void ClipFactor::check() const {
   expect_tensor(kName, "sum", sum, DType::kF64, {1});
   expect_tensor(kName, "nonfinite", nonfinite, DType::kF64, {1});

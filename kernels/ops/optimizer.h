@@ -43,6 +43,37 @@ struct SumSquares {
   void check() const;
 };
 
+// The same by chunk, for sums that several ranks make up: sums[c] = {squares, non-finite elements} of chunk c
+// of x. A chunk ends with its matrix of `matrix` elements, so that chunks of experts do not depend on where
+// they are; x begins with a chunk, at element `first` of the logical tensor.
+struct SumSquaresChunks {
+  static constexpr const char* kName = "sum_squares_chunks";
+  static constexpr int64_t kChunk = 65536;
+  TensorView x;  // F32 or BF16 [n]
+  int64_t first, matrix;
+  TensorView sums;  // F64 [chunks(), 2], written
+  // Of the logical tensor; chunks do not overlap, so they are counted from its beginning.
+  FP4T_HD int64_t chunks_a_matrix() const { return (matrix + kChunk - 1) / kChunk; }
+  FP4T_HD int64_t chunk_at(int64_t element) const {
+    return element / matrix * chunks_a_matrix() + (element % matrix + kChunk - 1) / kChunk;
+  }
+  FP4T_HD int64_t begin_of(int64_t chunk) const {
+    const int64_t inside = chunk % chunks_a_matrix() * kChunk;
+    return chunk / chunks_a_matrix() * matrix + inside;
+  }
+  // Elements of x that belong to its chunk c.
+  struct Range {
+    int64_t begin, end;
+  };
+  FP4T_HD Range range(int64_t c, int64_t n) const {
+    const int64_t chunk = chunk_at(first) + c;
+    const int64_t begin = begin_of(chunk) - first, end = begin_of(chunk + 1) - first;
+    return {begin, end < n ? end : n};
+  }
+  int64_t chunks() const { return chunk_at(first + x.elements()) - chunk_at(first); }
+  void check() const;
+};
+
 // Whether an update happens, and the factor that clips its gradients: none where any element was not finite
 // or the norm sqrt(sum) is not; max_norm / norm where the norm exceeds max_norm > 0, else 1.
 struct ClipDecision {

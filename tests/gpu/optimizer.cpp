@@ -92,6 +92,24 @@ TEST(GpuAdamWStep, unaligned_shards_equal_the_whole) {
   }
 }
 
+TEST(GpuSumSquaresChunks, sums_chunk_by_chunk_wherever_matrices_end) {
+  constexpr int64_t kChunk = SumSquaresChunks::kChunk;
+  for (const int64_t matrix : {int64_t{70}, kChunk, kChunk + 12, 2 * kChunk + 3}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16}) {
+      SCOPED_TRACE(matrix);
+      Mirror m;
+      const TensorView x = m.normal(dtype, {3 * matrix});
+      const SumSquaresChunks all = {x, 0, matrix, {}};
+      SumSquaresChunks op = all;
+      op.sums = m.fresh(DType::kF64, {all.chunks(), 2});
+      m.check(op);
+      SumSquaresChunks part = {x.rows(matrix, 2 * matrix), matrix, matrix, {}};
+      part.sums = m.fresh(DType::kF64, {part.chunks(), 2});
+      m.check(part);
+    }
+  }
+}
+
 TEST(GpuOptimizer, apply_decides_whether_anything_is_written) {
   for (int32_t go : {0, 1}) {
     Mirror m;

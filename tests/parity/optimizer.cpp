@@ -1,5 +1,5 @@
-// AdamWStep, SumSquares, ClipFactor, MuonMomentum, ApplyUpdate: bit for bit against scalar FP32, written as
-// the header states it.
+// AdamWStep, SumSquares, SumSquaresChunks, ClipFactor, MuonMomentum, ApplyUpdate: bit for bit against scalar
+// FP32, written as the header states it.
 #include "kernels/ops/optimizer.h"
 
 #include <limits>
@@ -186,6 +186,35 @@ TEST(SumSquares, squares_beyond_fp32_do_not_overflow) {
   run(queue, SumSquares{.x = x.view(), .sum = sum.view(), .nonfinite = bad.view()});
   EXPECT_DOUBLE_EQ(sum.as<double>()[0], 2.0 * std::pow(static_cast<double>(-3e38f), 2));
   EXPECT_EQ(bad.as<double>()[0], 0);
+}
+
+// Ranks add up the chunks of one another, so a chunk's bits may not depend on where a piece begins.
+TEST(SumSquaresChunks, are_the_sums_of_each_chunk_of_the_logical_tensor) {
+  constexpr int64_t kChunk = SumSquaresChunks::kChunk;
+  const int64_t matrix = 2 * kChunk + 130, n = 3 * matrix;
+  for (DType dtype : {DType::kF32, DType::kBf16}) {
+    Queue queue = Queue::cpu(2);
+    HostTensor x = normal_tensor(dtype, {n}, 105, 1e-3f);
+    if (dtype == DType::kF32) x.as<float>()[matrix + 3] = NAN;
+    HostTensor whole(DType::kF64, {9, 2});
+    run(queue, SumSquaresChunks{.x = x.view(), .first = 0, .matrix = matrix, .sums = whole.view()});
+    int64_t c = 0;
+    for (int64_t begin = 0; begin < n; begin += matrix) {
+      for (int64_t at = begin; at < begin + matrix; at += kChunk, ++c) {
+        const int64_t count = std::min(kChunk, begin + matrix - at);
+        HostTensor sum = zeros(DType::kF64, {1}), bad = zeros(DType::kF64, {1});
+        run(queue, SumSquares{x.view().rows(at, count), sum.view(), bad.view()});
+        EXPECT_EQ(whole.as<double>()[2 * c], sum.as<double>()[0]) << c;
+        EXPECT_EQ(whole.as<double>()[2 * c + 1], bad.as<double>()[0]) << c;
+      }
+    }
+    EXPECT_EQ(whole.as<double>()[7], dtype == DType::kF32 ? 1 : 0);
+    // A piece that begins in the second matrix and ends in the third.
+    const int64_t first = matrix + kChunk, count = matrix;
+    HostTensor part(DType::kF64, {3, 2});
+    run(queue, SumSquaresChunks{x.view().rows(first, count), first, matrix, part.view()});
+    for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(part.as<double>()[i], whole.as<double>()[8 + i]) << i;
+  }
 }
 
 TEST(ClipFactor, clips_at_the_norm_and_refuses_what_is_not_finite) {

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "engine/comm/device.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/sizes.h"
 
@@ -168,11 +169,30 @@ TEST(PlanMake, ranks_that_cannot_be_are_refused) {
   r = small_recipe();
   EXPECT_HAS(refusal(r, cpu_machine(), 65), "64 sequences a step leave some of the 65 ranks without any");
   EXPECT_EQ(refusal(r, cpu_machine(), 64), "");
+  r.parallel.transport = "nccl";
+  EXPECT_HAS(refusal(r, cpu_machine(), 2),
+             "parallel.transport: nccl, and this run computes on the CPU; allowed: auto, host");
+}
+
+TEST(PlanMake, tensors_travel_as_the_device_and_the_recipe_say) {
+  Recipe r = small_recipe();
+  EXPECT_EQ(plan_of(r).transport, "");
+  EXPECT_EQ(make_plan(r, cpu_machine(), {}, {}, 2).transport, "host");
+  EXPECT_HAS(describe(make_plan(r, cpu_machine(), {}, {}, 2)), "tensors travel through host memory by MPI");
   if (!probe_machine("cpu", 1).built_with_cuda) return;  // the other flavour knows no GPU to plan for
   Machine gpu = cpu_machine();
   gpu.backend = Backend::kCuda;
   gpu.arch = 90;
-  EXPECT_HAS(refusal(r, gpu, 2), "run.device: auto, and several ranks exchange host buffers");
+  for (const std::string transport : {"auto", "nccl", "host"}) {
+    r.parallel.transport = transport;
+    if (transport == "host") {
+      EXPECT_EQ(make_plan(r, gpu, {}, {}, 2).transport, "host");
+    } else if (built_with_nccl()) {
+      EXPECT_EQ(make_plan(r, gpu, {}, {}, 2).transport, "nccl");
+    } else {
+      EXPECT_THROW(make_plan(r, gpu, {}, {}, 2), RecipeError);
+    }
+  }
 }
 
 TEST(PlanMake, what_does_not_fit_is_reported_all_at_once) {
