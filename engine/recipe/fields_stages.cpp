@@ -253,6 +253,68 @@ void visit_sampling(FieldVisitor& v, SamplingSpec& s) {
   v.value(course("end_tokens", "texts of one token, or <eod>, that end a completion"), s.end_tokens);
 }
 
+void visit_reward(FieldVisitor& v, RewardSpec& s) {
+  const bool process = s.kind == "process";
+  const char* const of_process = "kind is process";
+  v.value(course("kind",
+                 "verifier: 1 when right; length: 0 to -1 near max_tokens; format: 1 when a pattern occurs; "
+                 "process: a program's answer")
+              .one_of({"verifier", "length", "format", "process"}),
+          s.kind);
+  v.value(course("name", "in metrics and rollouts; default: kind"), s.name);
+  v.value(course("weight", "of this part in the sum").at_least(-kMostFactor).at_most(kMostFactor), s.weight);
+  v.value(course("free_tokens",
+                 "tokens that cost nothing; from there the part falls in a line to -1 at "
+                 "sampling.max_tokens")
+              .at_least(0)
+              .at_most(kMostWidth)
+              .only_if(s.kind == "length", "kind is length"),
+          s.free_tokens);
+  v.value(course("pattern", "PCRE2 expression that is searched for in a completion")
+              .only_if(s.kind == "format", "kind is format")
+              .required(),
+          s.pattern);
+  v.value(course("command", "program and arguments, run without a shell; JSON lines in and out")
+              .only_if(process, of_process)
+              .required(),
+          s.command);
+  v.value(output("timeout_seconds", "longest wait for the next answer")
+              .above(0)
+              .at_most(kMostCount)
+              .only_if(process, of_process),
+          s.timeout_seconds);
+  v.value(output("restarts", "of the program in a row, before the run stops")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(process, of_process),
+          s.restarts);
+  v.value(output("cpu_seconds", "CPU time of one process; 0: no limit")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(process, of_process),
+          s.cpu_seconds);
+  v.value(output("memory_mib", "address space of one process, in MiB; 0: no limit")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(process, of_process),
+          s.memory_mib);
+  v.value(output("file_mib", "largest file that it may write, in MiB; 0: no limit")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(process, of_process),
+          s.file_mib);
+}
+
+void visit_rollouts(FieldVisitor& v, RolloutsSpec& s) {
+  v.value(output("every", "steps between files of completions; 0: off").at_least(0).at_most(kMostCount),
+          s.every);
+  v.value(output("keep", "files that stay on disk; 0: all")
+              .at_least(0)
+              .at_most(kMostCount)
+              .only_if(s.every > 0, "every is above 0"),
+          s.keep);
+}
+
 void visit_objective(FieldVisitor& v, ObjectiveSpec& s) {
   v.value(course("kind", "what is maximised").one_of({"grpo"}), s.kind);
   v.value(course("clip_low", "the ratio is clipped below at 1 minus this").at_least(0).at_most(1),
@@ -333,6 +395,19 @@ void visit_rl(FieldVisitor& v, RlSpec& s) {
           s.steps);
   if (v.enter(course("task", "what is asked and rewarded").required())) {
     visit_task(v, s.task, TaskUse::kTrain);
+    v.leave();
+  }
+  const size_t rewards = v.enter_list(
+      course("rewards", "parts of the reward, summed by weight; default: the verifier"), s.rewards.size());
+  s.rewards.resize(rewards);
+  for (size_t i = 0; i < rewards; ++i) {
+    if (!v.enter_item(i)) continue;
+    visit_reward(v, s.rewards[i]);
+    v.leave();
+  }
+  v.leave();
+  if (v.enter(output("rollouts", "completions written as JSON lines"))) {
+    visit_rollouts(v, s.rollouts);
     v.leave();
   }
   if (v.enter(course("sampling", "how completions are drawn"))) {

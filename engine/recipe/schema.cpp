@@ -162,6 +162,7 @@ std::string recipe_schema() {
   pretrain.data.emplace_back();
   pretrain.eval.task.emplace();
   RlSpec rl;
+  rl.rewards.emplace_back();
   rl.eval.task.emplace();
   Recipe recipe;
   recipe.stages = {pretrain, rl};

@@ -24,6 +24,10 @@ void resolve_defaults(BoundRecipe& bound) {
       for (DataSourceSpec& source : pretrain->data) {
         if (source.name.empty()) source.name = source.kind;
       }
+    } else {
+      for (RewardSpec& reward : std::get<RlSpec>(stage).rewards) {
+        if (reward.name.empty()) reward.name = reward.kind;
+      }
     }
   }
 }

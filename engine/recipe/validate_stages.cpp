@@ -245,6 +245,34 @@ void micro_tokens_hold_a_completion(Check& c, const std::string& path, const RlS
   }
 }
 
+void rewards_are_complete(Check& c, const std::string& path, const RlSpec& s) {
+  std::set<std::string> names;
+  bool any = s.rewards.empty();
+  if (any && c.gave(path + ".rewards")) {
+    c.fail(path + ".rewards", "found an empty list; allowed: one part or more, or leave the key out");
+  }
+  for (size_t i = 0; i < s.rewards.size(); ++i) {
+    const RewardSpec& r = s.rewards[i];
+    const std::string at = concat(path, ".rewards[", i, "]");
+    any = any || r.weight != 0;
+    if (!names.insert(r.name).second) {
+      c.fail(at + ".name", "found " + r.name + " a second time; parts need names of their own");
+    }
+    if (r.kind == "length" && r.free_tokens >= s.sampling.max_tokens) {
+      c.fail(at + ".free_tokens",
+             concat("found ", r.free_tokens, "; allowed: less than sampling.max_tokens (",
+                    s.sampling.max_tokens, ")"),
+             {path + ".sampling.max_tokens"});
+    }
+    const bool named = !r.command.empty() && !r.command[0].empty();
+    if (r.kind == "process" && c.gave(at + ".command") && !named) {
+      c.fail(at + ".command", "found no program; allowed: a program and its arguments");
+    }
+  }
+  if (!any)
+    c.fail(path + ".rewards", "found only parts of weight 0; allowed: at least one of another weight");
+}
+
 const OptimizerSpec& optimizer_of(const StageSpec& stage) {
   return std::visit([](const auto& s) -> const OptimizerSpec& { return s.optimizer; }, stage);
 }
@@ -293,6 +321,7 @@ void check_pretrain(Check& c, const std::string& path, const PretrainSpec& s) {
 void check_rl(Check& c, const std::string& path, const RlSpec& s) {
   task_is_complete(c, path + ".task", s.task, true);
   samples_form_groups(c, path, s);
+  rewards_are_complete(c, path, s);
   completions_are_countable(c, path, s);
   mini_batches_are_not_empty(c, path, s);
   micro_tokens_hold_a_completion(c, path, s);

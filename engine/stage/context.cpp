@@ -7,6 +7,7 @@
 
 #include "engine/comm/agree.h"
 #include "engine/plan/run_layout.h"
+#include "engine/stage/rollout_files.h"
 #include "engine/stage/signals.h"
 #include "engine/store/huggingface.h"
 #include "engine/tokens/corpus.h"
@@ -113,6 +114,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
     if (!is_started(state, i)) state.texts[span_steps_key(i)] = std::to_string(plan.stages[i].steps);
   }
   if (!leads()) return;
+  cut_rollouts(plan.run.dir, state.stage, state.step);
   metrics = std::make_unique<MetricsWriter>(plan.run.dir, state.metrics_lines, header_json(plan));
   if (metrics->lines() < state.metrics_lines) {
     console.warn(detail::concat("metrics.jsonl holds ", metrics->lines(), " of the ", state.metrics_lines,

@@ -13,13 +13,14 @@
 #include "engine/stage/rl_rollout.h"
 #include "engine/stage/rl_score.h"
 #include "engine/stage/rl_update.h"
+#include "engine/stage/rollout_files.h"
 
 namespace fp4t {
 
 namespace {
 
-void begin_step(Run& run, const RlSpec& spec, const Task& task) {
-  Rollout rollout = sample_rollout(run, spec, task);
+void begin_step(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards) {
+  Rollout rollout = sample_rollout(run, spec, task, rewards);
   run.add_operand_stats();
   run.reduce_sums();
   run.state.rollout = std::move(rollout);
@@ -33,6 +34,8 @@ void end_step(Run& run, const RlSpec& spec) {
   RunState& state = run.state;
   if (run.sum("applied") > 0) run.balance_experts();
   MetricsRecord record = rollout_metrics(state.rollout, spec.sampling.max_tokens);
+  add_reward_parts(record, state.rollout, reward_names(spec.rewards));
+  write_rollouts(run, spec);
   const double updates = std::max(1.0, run.sum("updates"));
   record.numbers.insert(record.numbers.end(),
                         {{"loss", run.sum("loss") / updates},
@@ -102,6 +105,7 @@ void run_rl(Run& run) {
   const auto& spec = std::get<RlSpec>(stage.spec);
   RunState& state = run.state;
   const std::unique_ptr<Task> task = make_task(spec.task);
+  Rewards rewards = make_rewards(run, spec);
   const TextBefore text = text_before(run);
   const std::string key = task_key(static_cast<size_t>(state.stage));
   if (state.texts.count(key) == 0) {
@@ -116,7 +120,7 @@ void run_rl(Run& run) {
   while (state.step < stage.steps) {
     run.stop_if_requested();
     const auto begin = std::chrono::steady_clock::now();
-    if (state.update == 0) begin_step(run, spec, *task);
+    if (state.update == 0) begin_step(run, spec, *task, rewards);
     const auto lists = mini_batches(state.rollout, spec.objective, run.plan.run.seed, state.step);
     while (state.update < static_cast<int64_t>(lists.size())) {
       update(run, spec, lists[static_cast<size_t>(state.update)], total_updates);

@@ -82,9 +82,10 @@ MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens) {
   FP4T_CHECK(max_tokens >= 1, "max_tokens ", max_tokens);
   MetricsRecord record;
   const double mean = mean_reward(r);
-  double squares = 0, unverifiable = 0, flat = 0;
+  double squares = 0, right = 0, unverifiable = 0, flat = 0;
   for (size_t i = 0; i < r.rewards.size(); ++i) {
     squares += (static_cast<double>(r.rewards[i]) - mean) * (static_cast<double>(r.rewards[i]) - mean);
+    right += r.verdicts[i] == static_cast<uint8_t>(Verdict::kRight);
     unverifiable += r.verdicts[i] == static_cast<uint8_t>(Verdict::kUnverifiable);
   }
   const auto n = static_cast<size_t>(r.samples_per_prompt);
@@ -97,11 +98,21 @@ MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens) {
   record.numbers = {{"reward", mean},
                     {"reward_std", std::sqrt(squares / count)},
                     {"zero_variance_groups", flat / std::max(1.0, static_cast<double>(r.problems.size()))},
+                    {"right", right / count},
                     {"unverifiable", unverifiable / count},
                     {"completion_tokens", static_cast<double>(completion_tokens(r))}};
   add_lengths(record, r);
   add_log_probs(record, r);
   return record;
+}
+
+void add_reward_parts(MetricsRecord& record, const Rollout& r, const std::vector<std::string>& names) {
+  for (size_t k = 0; names.size() > 1 && k < names.size(); ++k) {
+    double sum = 0;
+    for (const auto& parts : r.reward_parts) sum += static_cast<double>(parts[k]);
+    record.numbers.emplace_back("reward." + names[k],
+                                sum / std::max(1.0, static_cast<double>(r.reward_parts.size())));
+  }
 }
 
 double figure(const MetricsRecord& record, const std::string& name) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/metrics/metrics.h"
 #include "engine/tokens/rollout.h"
@@ -14,6 +15,8 @@ int64_t completion_tokens(const Rollout& r);
 double equal_fraction(const Rollout& r);
 // Reward, group, length and log-probability figures. Lengths by status do not depend on what is trained.
 MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens);
+// Means of the parts of the reward, where it has more than one: "reward.<name>".
+void add_reward_parts(MetricsRecord& record, const Rollout& rollout, const std::vector<std::string>& names);
 // A number of a record by name; throws InternalError when it is not there.
 double figure(const MetricsRecord& record, const std::string& name);
 

@@ -19,17 +19,27 @@ void permute(std::vector<float>& rewards, uint64_t seed, int64_t step) {
   }
 }
 
-// Verifies this rank's completions, the first of which answers problem `first`, and gathers those of all
-// ranks.
-void gather_completions(Run& run, const Task& task, int64_t first, std::vector<Completion> completions,
-                        Rollout& r) {
+// Verifies and rewards this rank's completions, the first of which answers problem `first`, and gathers those
+// of all ranks.
+void gather_completions(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards, int64_t first,
+                        std::vector<Completion> completions, Rollout& r) {
   std::vector<std::vector<int32_t>> tokens;
   std::vector<std::vector<float>> log_probs;
   std::vector<uint8_t> finished, verdicts;
+  std::vector<Judged> judged;
   for (size_t i = 0; i < completions.size(); ++i) {
     Completion& c = completions[i];
     const auto problem = static_cast<size_t>(first) + i / static_cast<size_t>(r.samples_per_prompt);
-    const Verdict verdict = task.verify(r.problems[problem], answer_text(*run.tokenizer, c), c.finished);
+    const Problem& p = r.problems[problem];
+    std::string text = answer_text(*run.tokenizer, c);
+    const Verdict verdict = task.verify(p, text, c.finished);
+    judged.push_back({.id = run.state.next_sample + first * r.samples_per_prompt + static_cast<int64_t>(i),
+                      .prompt = prompt_text(spec.task, p),
+                      .completion = std::move(text),
+                      .answer = p.answer,
+                      .tokens = static_cast<int64_t>(c.tokens.size()),
+                      .finished = c.finished,
+                      .verdict = verdict});
     verdicts.push_back(static_cast<uint8_t>(verdict));
     finished.push_back(c.finished);
     tokens.push_back(std::move(c.tokens));
@@ -39,14 +49,21 @@ void gather_completions(Run& run, const Task& task, int64_t first, std::vector<C
   r.log_probs = gather_lists(run.comm, std::move(log_probs));
   r.finished = gather_list(run.comm, finished);
   r.verdicts = gather_list(run.comm, verdicts);
-  for (const uint8_t v : r.verdicts) {
-    r.rewards.push_back(static_cast<Verdict>(v) == Verdict::kRight ? 1.0f : 0.0f);
-  }
+  r.reward_parts = gather_lists(run.comm, rewards.parts(judged));
+  for (const auto& parts : r.reward_parts) r.rewards.push_back(rewards.total(parts));
 }
 
 }  // namespace
 
-Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
+Rewards make_rewards(Run& run, const RlSpec& spec) {
+  Rewards::Outlets outlets;
+  outlets.log = [&run](const std::string& line) { run.console.line(line); };
+  // Ranks answer a stop request together, so only one alone can do so here.
+  if (run.comm.size() == 1) outlets.wait = [&run] { run.stop_if_requested(); };
+  return {spec.rewards, spec.sampling.max_tokens, outlets};
+}
+
+Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards) {
   Rollout r;
   r.samples_per_prompt = spec.sampling.samples;
   GenerateOptions options;
@@ -75,7 +92,7 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task) {
   std::vector<Completion> completions =
       generate_together(run, run.pass_for_sampling(), requests, options, "sampling");
   run.begin_counting();
-  gather_completions(run, task, mine.begin, std::move(completions), r);
+  gather_completions(run, spec, task, rewards, mine.begin, std::move(completions), r);
   if (spec.task.permute_rewards) permute(r.rewards, run.plan.run.seed, run.state.step);
   r.advantages = group_advantages(r.rewards, r.samples_per_prompt, spec.objective.normalise_std);
   r.old_log_probs = score_rollout(run, spec, r, true);

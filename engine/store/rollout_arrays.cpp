@@ -93,6 +93,7 @@ void visit(Visitor& visitor, RolloutRef& r, std::vector<std::string>& prompts,
   ragged<float>(visitor, "reference_log_probs", r.reference_log_probs);
   visitor.flat("finished", r.finished);
   visitor.flat("verdicts", r.verdicts);
+  ragged<float>(visitor, "reward_parts", r.reward_parts);
   visitor.flat("rewards", r.rewards);
   visitor.flat("advantages", r.advantages);
 }

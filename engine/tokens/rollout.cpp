@@ -17,6 +17,8 @@ void Rollout::check() const {
   FP4T_CHECK_EQ(finished.size(), n);
   FP4T_CHECK_EQ(verdicts.size(), n);
   FP4T_CHECK_EQ(rewards.size(), n);
+  if (!reward_parts.empty()) FP4T_CHECK_EQ(reward_parts.size(), n);
+  for (const auto& parts : reward_parts) FP4T_CHECK_EQ(parts.size(), reward_parts[0].size());
   FP4T_CHECK_EQ(advantages.size(), n);
   for (size_t i = 0; i < n; ++i) FP4T_CHECK(!completions[i].empty(), "completion ", i, " has no token");
 }

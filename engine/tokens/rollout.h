@@ -21,6 +21,7 @@ struct Rollout {
   std::vector<std::vector<float>> reference_log_probs;  // of the starting policy; empty without KL
   std::vector<uint8_t> finished;                        // ended with an end token
   std::vector<uint8_t> verdicts;                        // Verdict
+  std::vector<std::vector<float>> reward_parts;         // [prompts * samples][parts of the recipe's rewards]
   std::vector<float> rewards;
   std::vector<float> advantages;
 

@@ -129,6 +129,12 @@ stages:
         template: "{prompt}?"
         max_prompt_tokens: 100
         answer: {form: regex, gold: hash, pattern: x, compare: text}
+      rewards:
+        - {kind: verifier, name: right, weight: 2}
+        - {kind: length, weight: 0.5, free_tokens: 8}
+        - {kind: format, pattern: x, weight: -1}
+        - {kind: process, command: [python3, judge.py], timeout_seconds: 1.5, restarts: 1, cpu_seconds: 60, memory_mib: 512, file_mib: 1}
+      rollouts: {every: 2, keep: 10}
       eval: *eval
 )";
 
@@ -344,6 +350,24 @@ Recipe fourth() {
   p.eval.task->paths = {"test"};
   p.eval.task->held_out.fraction = 1;
   p.eval.end_tokens = {"<eod>"};
+  rl.rewards.resize(4);
+  rl.rewards[0].name = "right";
+  rl.rewards[0].weight = 2;
+  rl.rewards[1].kind = rl.rewards[1].name = "length";
+  rl.rewards[1].weight = 0.5;
+  rl.rewards[1].free_tokens = 8;
+  rl.rewards[2].kind = rl.rewards[2].name = "format";
+  rl.rewards[2].weight = -1;
+  rl.rewards[2].pattern = "x";
+  RewardSpec& process = rl.rewards[3];
+  process.kind = process.name = "process";
+  process.command = {"python3", "judge.py"};
+  process.timeout_seconds = 1.5;
+  process.restarts = 1;
+  process.cpu_seconds = 60;
+  process.memory_mib = 512;
+  process.file_mib = 1;
+  rl.rollouts = {.every = 2, .keep = 10};
   rl.eval = p.eval;
   r.stages = {p, rl};
   return r;
@@ -392,6 +416,7 @@ std::map<std::string, std::string> all_keys() {
   p.data.emplace_back();
   p.eval.task.emplace();
   RlSpec rl;
+  rl.rewards.emplace_back();
   rl.eval.task.emplace();
   Recipe r;
   r.stages = {p, rl};

@@ -49,6 +49,7 @@ Rollout small_rollout() {
   r.finished = {1, 1, 1, 0};
   r.verdicts = {0, 1, 1, 2};
   r.rewards = {1, 0, 0, 0.1f};
+  r.reward_parts = {{1, -0.5f}, {0, 0.25f}, {0, 0}, {0, 0.1f}};
   r.advantages = {0.5f, -0.5f, -0.05f, 0.05f};
   return r;
 }
@@ -126,6 +127,7 @@ TEST(Checkpoint, a_rollout_in_progress_comes_back_bit_for_bit) {
   EXPECT_TRUE(same_bits(a.finished, b.finished));
   EXPECT_TRUE(same_bits(a.verdicts, b.verdicts));
   EXPECT_TRUE(same_bits(a.rewards, b.rewards));
+  EXPECT_EQ(a.reward_parts, b.reward_parts);
   EXPECT_TRUE(same_bits(a.advantages, b.advantages));
   SmallRun loaded(2);
   load(path, loaded);  // the rollout's arrays are no left-overs
