@@ -128,7 +128,7 @@ class Runner:
 
     def run_on(self, test, device):
         log = self.logs / (re.sub(r"\W+", "_", f"{test.executable.name}.{test.name}.{self.check or 'run'}") + ".log")
-        command = [str(test.executable), f"--gtest_filter={test.name}"]
+        command = [str(test.executable), f"--gtest_filter={test.name}", "--gtest_color=no"]  # mpirun looks like a screen
         if self.check:
             command = ["compute-sanitizer", "--tool", self.check, "--error-exitcode", "9", *command]
         share = next((n for pattern, n in THINNED if re.search(pattern, test.name)), 1)

@@ -30,6 +30,9 @@ std::unique_ptr<Communicator> make_staged(Communicator& host, Queue& queue);
 // one that does not come within the time-out, gives the communicator up: the queue goes on without what was
 // to come, and CommunicationError or WatchdogError is thrown by the next call, and by check().
 bool built_with_nccl();
+// Whether ranks may have one GPU together over NCCL, too: from NCCL 2.30 on, where NCCL_MULTI_RANK_GPU_ENABLE
+// is 1.
+bool nccl_shares_gpus();
 std::unique_ptr<Communicator> make_nccl(Communicator& host, Queue& queue);
 
 }  // namespace fp4t

@@ -297,6 +297,14 @@ class Nccl : public DeviceCommunicator {
 
 bool built_with_nccl() { return true; }
 
+bool nccl_shares_gpus() {
+  constexpr int kFirst = NCCL_VERSION(2, 30, 0);
+  const char* const enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  int version = 0;
+  return enabled && std::string(enabled) == "1" && ncclGetVersion(&version) == ncclSuccess &&
+         version >= kFirst;
+}
+
 std::unique_ptr<Communicator> make_nccl(Communicator& host, Queue& queue) {
   return std::make_unique<Nccl>(host.split(0, host.rank()), queue);
 }

@@ -10,16 +10,29 @@ namespace fp4t {
 
 namespace {
 
-int64_t rank_of_expert(const TripSizes& sizes, int32_t expert) {
-  FP4T_CHECK(expert >= 0 && expert < sizes.experts, "expert ", expert, " of ", sizes.experts);
-  return expert / sizes.local_experts();
-}
+// Looked up instead of divided: on a GPU the device stands still for what is decided here.
+class ExpertRanks {
+ public:
+  explicit ExpertRanks(const TripSizes& sizes) : top_k_(sizes.top_k) {
+    for (int64_t e = 0; e < sizes.experts; ++e) {
+      ranks_.push_back(static_cast<int32_t>(e / sizes.local_experts()));
+    }
+  }
+  int32_t of(int32_t expert) const {
+    const auto e = static_cast<size_t>(static_cast<uint32_t>(expert));
+    FP4T_CHECK(e < ranks_.size(), "expert ", expert, " of ", ranks_.size());
+    return ranks_[e];
+  }
+  // Rows that a token brings to every rank.
+  void rows_by_rank(const int32_t* choices, std::vector<int64_t>& rows) const {
+    std::fill(rows.begin(), rows.end(), 0);
+    for (int64_t j = 0; j < top_k_; ++j) ++rows[static_cast<size_t>(of(choices[j]))];
+  }
 
-// Rows that a token brings to every rank.
-void rows_by_rank(const TripSizes& sizes, const int32_t* choices, std::vector<int64_t>& rows) {
-  std::fill(rows.begin(), rows.end(), 0);
-  for (int64_t j = 0; j < sizes.top_k; ++j) ++rows[static_cast<size_t>(rank_of_expert(sizes, choices[j]))];
-}
+ private:
+  int64_t top_k_;
+  std::vector<int32_t> ranks_;
+};
 
 int64_t sum(const std::vector<int64_t>& list) {
   return std::accumulate(list.begin(), list.end(), int64_t{0});
@@ -31,10 +44,11 @@ int64_t Trip::Round::num_sent() const { return sum(send); }
 int64_t Trip::Round::num_guests() const { return sum(receive); }
 
 std::vector<TripCounts> count_trip(const TripSizes& sizes, const int32_t* choices) {
+  const ExpertRanks experts(sizes);
   std::vector<TripCounts> counts(static_cast<size_t>(sizes.ranks));
   std::vector<int64_t> rows(static_cast<size_t>(sizes.ranks));
   for (int64_t t = 0; t < sizes.tokens; ++t) {
-    rows_by_rank(sizes, choices + t * sizes.top_k, rows);
+    experts.rows_by_rank(choices + t * sizes.top_k, rows);
     for (size_t r = 0; r < rows.size(); ++r) {
       counts[r].tokens += rows[r] > 0 ? 1 : 0;
       counts[r].rows += rows[r];
@@ -48,6 +62,7 @@ Trip plan_trip(const TripSizes& sizes, const int32_t* choices, const std::vector
   const auto ranks = static_cast<size_t>(sizes.ranks);
   FP4T_CHECK_EQ(counts.size(), ranks * ranks);
   FP4T_CHECK(round_rows >= 1, round_rows, " rows a round");
+  const ExpertRanks experts(sizes);
   // The row of each receiver at which the next of this rank's tokens begins.
   std::vector<int64_t> next(ranks, 0);
   int64_t rounds = 0;
@@ -65,7 +80,7 @@ Trip plan_trip(const TripSizes& sizes, const int32_t* choices, const std::vector
   std::vector<std::vector<int32_t>> lists(static_cast<size_t>(rounds) * ranks);
   std::vector<int64_t> rows(ranks);
   for (int64_t t = 0; t < sizes.tokens; ++t) {
-    rows_by_rank(sizes, choices + t * sizes.top_k, rows);
+    experts.rows_by_rank(choices + t * sizes.top_k, rows);
     for (size_t r = 0; r < ranks; ++r) {
       if (rows[r] == 0) continue;
       lists[static_cast<size_t>(next[r] / round_rows) * ranks + r].push_back(static_cast<int32_t>(t));
@@ -94,11 +109,12 @@ Trip plan_trip(const TripSizes& sizes, const int32_t* choices, const std::vector
 
 GuestRows place_guests(const TripSizes& sizes, const int32_t* choices, int64_t rank) {
   const int64_t local = sizes.local_experts(), first = rank * local, n = sizes.tokens * sizes.top_k;
+  const ExpertRanks ranks(sizes);
   GuestRows g;
   g.experts.assign(choices, choices + n);
   g.offsets.assign(static_cast<size_t>(local) + 1, 0);
   for (int32_t& expert : g.experts) {
-    if (rank_of_expert(sizes, expert) == rank) {
+    if (ranks.of(expert) == rank) {
       ++g.offsets[static_cast<size_t>(expert - first) + 1];
     } else {
       expert = -1;

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "engine/comm/agree.h"
+#include "engine/comm/device.h"
 
 namespace fp4t {
 
@@ -56,9 +57,9 @@ void note_differences(Communicator& comm, const Machine& machine, std::vector<st
   const std::vector<std::string> all = gather_texts(comm, mine);
   for (size_t r = 0; r < all.size(); ++r) kinds[all[r]].push_back(static_cast<int>(r));
   if (kinds.size() == 1) return;
-  std::string text = "ranks are uneven, and the slowest sets the pace:";
+  std::string text = "ranks are uneven, and the slowest sets the pace";
   for (const auto& [kind, ranks] : kinds) {
-    text += detail::concat("\n  ", kind, ": ", ranks.size(), " ranks, the first is ", ranks.front());
+    text += detail::concat("; ", kind, ": ", ranks.size(), " ranks, the first is ", ranks.front());
   }
   notes.push_back(text);
 }
@@ -99,7 +100,8 @@ Machine machine_of_rank(const Recipe& recipe, Communicator& comm, std::vector<st
         std::any_of(all.begin(), all.end(), [](const RankDevices& r) { return !r.gpus.empty(); });
     if (any) {
       const auto me = static_cast<size_t>(comm.rank());
-      const std::vector<int> chosen = choose_gpus(all, recipe.parallel.transport == "host");
+      const bool shared = recipe.parallel.transport == "host" || nccl_shares_gpus();
+      const std::vector<int> chosen = choose_gpus(all, shared);
       index = chosen[me];
       const auto id = [&](size_t r) { return all[r].gpus[static_cast<size_t>(chosen[r])]; };
       sharing = 0;
@@ -110,7 +112,8 @@ Machine machine_of_rank(const Recipe& recipe, Communicator& comm, std::vector<st
   machine.memory_bytes /= sharing;
   machine.free_bytes /= sharing;
   if (sharing > 1) {
-    notes.push_back(detail::concat(sharing, " ranks share a GPU (parallel.transport: host): this is slow"));
+    notes.push_back(detail::concat(
+        sharing, " ranks share a GPU (parallel.transport: ", recipe.parallel.transport, "): this is slow"));
   } else if (machine.backend == Backend::kCuda && recipe.parallel.transport == "host") {
     notes.push_back("tensors travel through host memory (parallel.transport: host): this is slow");
   }

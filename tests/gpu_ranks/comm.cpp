@@ -1,5 +1,6 @@
 // Collectives over device buffers: staged through host memory, several ranks on one GPU; over NCCL, a GPU
-// each (with one rank every call goes through NCCL, too). Every rank runs every test; started by mpirun.
+// each (with one rank every call goes through NCCL, too; from NCCL 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 lets
+// several share a GPU). Every rank runs every test; started by mpirun.
 #include <chrono>
 #include <cstdlib>
 
@@ -15,7 +16,7 @@ namespace {
 Communicator* g_comm = nullptr;  // one MPI a process
 
 int gpu_of_rank() { return g_comm->rank() % cuda::device_count(); }
-bool one_gpu_each() { return cuda::device_count() >= g_comm->size(); }
+bool one_gpu_each() { return cuda::device_count() >= g_comm->size() || nccl_shares_gpus(); }
 
 #define NEEDS_NCCL()                                            \
   if (!built_with_nccl()) GTEST_SKIP() << "built without NCCL"; \

@@ -1,6 +1,7 @@
 // Whole runs of several ranks on GPUs. Tensors travel through host memory, so that one GPU is enough; where
 // there are two, NCCL must leave the same bytes.
 #include <cmath>
+#include <csignal>
 
 #include "engine/comm/device.h"
 #include "tests/support/gpu_main.h"
@@ -175,6 +176,7 @@ TEST_F(GpuRanks, rollouts_depend_on_no_layout) {
 }
 
 TEST_F(GpuRanks, more_ranks_than_gpus_are_refused_by_name) {
+  if (nccl_shares_gpus()) GTEST_SKIP() << "NCCL_MULTI_RANK_GPU_ENABLE=1 lets them share";
   use(kTinyModel + kPretrain);
   const int ranks = cuda::device_count() + 1;
   const Exit exit = run_ranks(ranks, folder_.path(), train_args({"--set", "run.device=cuda"}));
@@ -187,11 +189,35 @@ TEST_F(GpuRanks, more_ranks_than_gpus_are_refused_by_name) {
 // Sums are ours on both, in rank order.
 TEST_F(GpuRanks, nccl_leaves_the_bytes_that_host_memory_leaves) {
   if (!built_with_nccl()) GTEST_SKIP() << "built without NCCL";
-  if (cuda::device_count() < 2) GTEST_SKIP() << "one GPU";
+  if (cuda::device_count() < 2 && !nccl_shares_gpus()) GTEST_SKIP() << "one GPU";
   use(kTinyModel + (kTinyTables + kPretrain));
   for (const Layout& l : {Layout{2, 1, 1}, Layout{2, 1, 3}, Layout{2, 2, 2}}) {
     const std::string nccl = on("cuda", l, {}, "-nccl", "auto"), host = on("cuda", l, {}, "-host");
     expect_same_outcome(dir(nccl), dir(host));
+  }
+}
+
+// The others stand in the device's queue, or in a call of MPI.
+TEST_F(GpuRanks, a_rank_that_hangs_ends_the_run_within_the_time_out) {
+  const bool nccl = built_with_nccl() && (cuda::device_count() >= 2 || nccl_shares_gpus());
+  use(kTinyModel + kPretrain);
+  for (const std::string transport : {"host", "nccl"}) {
+    if (transport == "nccl" && !nccl) GTEST_SKIP() << "no NCCL between two ranks";
+    SCOPED_TRACE(transport);
+    const std::string name = "hangs-" + transport;
+    Process job(folder_.path(),
+                ranks_command(
+                    2, train_args({"--set", "run.device=cuda", "--set", "run.dir=" + name, "--set",
+                                   "stages.0.pretrain.steps=100000", "--set", "run.watchdog_seconds=3",
+                                   "--set", "parallel.zero=3", "--set", "parallel.transport=" + transport})));
+    ASSERT_TRUE(wait_until([&] { return count_steps(dir(name), "pretrain") > 0; }));
+    const auto ranks = job.children();
+    ASSERT_EQ(ranks.size(), 2u);
+    ::kill(ranks[1], SIGSTOP);
+    const Exit exit = job.wait();
+    EXPECT_EQ(exit.code, 72) << exit.errors;
+    EXPECT_NE(exit.errors.find("s for another rank (run.watchdog_seconds is 3)"), std::string::npos)
+        << exit.errors;
   }
 }
 
