@@ -174,7 +174,9 @@ void Block::route(const Call& call, LayerActs& acts) {
                         .gates = acts.gates,
                         .offsets = acts.offsets,
                         .row_of = acts.row_of,
-                        .token_of = acts.token_of});
+                        .token_of = acts.token_of,
+                        .replay = acts.replay,
+                        .differs = acts.replay_differs});
   if (!call.counting || call.router_sums.empty()) return;
   run(call.queue, RouterStats{.logits = acts.router_logits,
                               .scores = acts.scores,

@@ -62,9 +62,12 @@ Transformer::Drawn Transformer::Impl::decode_and_draw(const Pass& pass, const De
                                                       const Draws& draws) {
   FP4T_CHECK_EQ(draws.sample_ids.size(), rows.logit_rows.size());
   FP4T_CHECK_EQ(draws.positions.size(), rows.logit_rows.size());
+  FP4T_CHECK(!pass.record_router || !token_blocks.router.empty(), "the plan records no routing");
   if (const int64_t bucket = recorded_rows(pass, rows)) return draw_recorded(pass, rows, draws, bucket);
   const TensorView drawn_from = decode(pass, rows);
   if (rows.logit_rows.empty()) return {};
+  Download record;
+  if (pass.record_router) record = record_of(static_cast<int64_t>(rows.tokens.size()));
   // The call has done with its positions and has no targets: drawing reuses both.
   const int64_t n = drawn_from.dim(0);
   const TensorView ids = token_blocks.sample_ids.rows(0, n), positions = token_blocks.positions.rows(0, n);
@@ -74,7 +77,8 @@ Transformer::Drawn Transformer::Impl::decode_and_draw(const Pass& pass, const De
   enqueue_draws(drawn_from, draws, ids, positions, tokens, log_prob);
   Download drawn = queue.download(tokens.data, tokens.bytes());
   Download scores = queue.download(log_prob.data, log_prob.bytes());
-  return {drawn.values<int32_t>(), scores.values<float>()};
+  return {drawn.values<int32_t>(), scores.values<float>(),
+          pass.record_router ? record.values<int32_t>() : std::vector<int32_t>{}};
 }
 
 TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& in, bool counting) {
@@ -82,6 +86,12 @@ TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& 
   const int64_t count = in.tokens.dim(0);
   const bool all_rows = in.logit_rows.empty();
   BatchActs acts = take_batch_acts(plan, dims, {}, count, Keep::kNothing, take);
+  int64_t at = 0;  // routers write where a download finds them
+  for (size_t l = 0; l < blocks.size() && !token_blocks.router.empty(); ++l) {
+    if (!is_moe_layer(plan.model, static_cast<int64_t>(l))) continue;
+    acts.layers[l].experts = token_blocks.router.rows(at, count);
+    at += count;
+  }
   const DecodeHead h = take_decode_head(dims, all_rows ? count : in.logit_rows.dim(0), take);
   Call call = make_call(pass, count, counting);
   call.positions = in.positions;
@@ -101,6 +111,11 @@ TensorView Transformer::Impl::enqueue_decode(const Pass& pass, const RowInputs& 
   final_norm(last, h.final_in, h.final_rstd);
   head->linear().forward(call, h.final_in, {}, {}, h.logits);
   return h.logits;
+}
+
+Download Transformer::Impl::record_of(int64_t rows) {
+  const TensorView record = token_blocks.router.rows(0, recorded_routers(plan) * rows);
+  return queue.download(record.data, record.bytes());
 }
 
 void Transformer::Impl::enqueue_draws(const TensorView& from, const Draws& draws,
@@ -136,6 +151,16 @@ bool is_row_invariant(const ForwardTable& table, const ModelSpec& model) {
     }
   }
   return row_invariant(table.head);
+}
+
+// [layers][bucket][k] as [layers][rows][k].
+std::vector<int32_t> without_padding(const std::vector<int32_t>& record, int64_t bucket, int64_t rows,
+                                     int64_t top_k) {
+  std::vector<int32_t> out;
+  for (auto layer = record.begin(); layer != record.end(); layer += bucket * top_k) {
+    out.insert(out.end(), layer, layer + rows * top_k);
+  }
+  return out;
 }
 
 bool is_identity(const std::vector<int32_t>& rows, size_t count) {
@@ -215,10 +240,13 @@ Transformer::Drawn Transformer::Impl::draw_recorded(const Pass& pass, const Deco
   log_prob.dtype = DType::kF32;
   enqueue_draws(drawn_from, draws, ids, token_blocks.decode_inputs.rows(5 * bucket, n), tokens, log_prob);
   Drawn result;
+  Download record;
+  if (pass.record_router) record = record_of(bucket);
   result.tokens = queue.download(tokens.data, 2 * tokens.bytes()).values<int32_t>();
   result.log_probs.resize(static_cast<size_t>(n));
   std::memcpy(result.log_probs.data(), result.tokens.data() + n, static_cast<size_t>(n) * sizeof(float));
   result.tokens.resize(static_cast<size_t>(n));
+  if (pass.record_router) result.router = without_padding(record.values<int32_t>(), bucket, n, dims.top_k);
   return result;
 }
 

@@ -68,10 +68,10 @@ TensorView Head::gradient_of(const Chunk& c, const TensorView& logits, const Sco
                              .temperature = scoring.temperature,
                              .top_p = scoring.top_p,
                              .lse = rows(tokens_.lse),
-                             .entropy = {},
+                             .entropy = scoring.entropy_gradient ? rows(tokens_.entropy) : TensorView{},
                              .d_log_prob = rows(tokens_.d_log_prob),
                              .d_lse = lse_slope != 0.0f ? rows(tokens_.d_lse) : TensorView{},
-                             .d_entropy = {},
+                             .d_entropy = scoring.entropy_gradient ? rows(tokens_.d_entropy) : TensorView{},
                              .dlogits = out});
   held_ = -1;  // FP32 gradients take the place of the logits
   return out;
@@ -86,6 +86,7 @@ void Head::score(const Call& call, const Scoring& scoring) {
 }
 
 void Head::backward(const Call& call, const Scoring& scoring, float lse_slope, const TensorView& dx) {
+  FP4T_CHECK(scoring.entropy || !scoring.entropy_gradient, "the gradient of an entropy that is not scored");
   // Scoring has counted what these operands show.
   Call fprop_call = call;
   fprop_call.counting = call.counting && !scored_;

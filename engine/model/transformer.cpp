@@ -32,7 +32,7 @@ Transformer::Impl::Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in
 
   // Both phases start above the token blocks: the cache and the activations share memory.
   const ArenaTake take{step_arena};
-  token_blocks = take_token_blocks(token_block_rows(plan), take);
+  token_blocks = take_token_blocks(plan, take);
   phases_mark = step_arena.used_bytes();
   enter(Phase::kTrain);
   params.initialise(queue, plan);
@@ -201,6 +201,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   upload(batch.positions, token_blocks.positions);
   upload(batch.targets, token_blocks.targets);
   upload(batch.doc_begin, token_blocks.groups);
+  give_routing(batch, k.acts);
 
   const Call call = make_call(pass, tokens, true);
   if (tokens > 0) embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
@@ -216,6 +217,21 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
     k.logits_end = scratch.used_bytes();
   }
   kept = std::move(k);
+}
+
+// The experts that the batch gives, a part to each MoE layer.
+void Transformer::Impl::give_routing(const TokenBatch& batch, BatchActs& acts) {
+  if (batch.router.empty()) return;
+  const int64_t tokens = batch.size(), routers = recorded_routers(plan);
+  FP4T_CHECK_EQ(static_cast<int64_t>(batch.router.size()), routers * tokens * dims.top_k);
+  upload(batch.router, token_blocks.router);
+  int64_t at = 0;
+  for (size_t l = 0; l < blocks.size(); ++l) {
+    if (!is_moe_layer(plan.model, static_cast<int64_t>(l))) continue;
+    acts.layers[l].replay = token_blocks.router.rows(at, tokens);
+    acts.layers[l].replay_differs = token_blocks.router_differs.rows(at, tokens);
+    at += tokens;
+  }
 }
 
 void Transformer::Impl::score(const Pass& pass, const Scoring& scoring) {
@@ -329,9 +345,26 @@ Transformer::Drawn Transformer::decode_and_draw(const Pass& pass, const DecodeRo
 Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
   const TokenBlocks& b = impl_->token_blocks;
   const auto rows = [&](const TensorView& v) { return v.rows(0, num_tokens); };
-  return {rows(b.targets),    rows(b.log_prob),     rows(b.lse),       rows(b.entropy),
-          rows(b.d_log_prob), rows(b.old_log_prob), rows(b.reference), rows(b.advantage),
-          rows(b.weight),     rows(b.loss),         rows(b.clipped)};
+  TokenBuffers out;
+  out.targets = rows(b.targets);
+  out.log_prob = rows(b.log_prob);
+  out.lse = rows(b.lse);
+  out.entropy = rows(b.entropy);
+  out.d_log_prob = rows(b.d_log_prob);
+  out.old_log_prob = rows(b.old_log_prob);
+  out.reference = rows(b.reference);
+  out.advantage = rows(b.advantage);
+  out.importance = rows(b.importance);
+  out.loss = rows(b.loss);
+  out.d_entropy = rows(b.d_entropy);
+  out.weight = rows(b.weight);
+  out.log_ratio = rows(b.log_ratio);
+  out.clipped = rows(b.clipped);
+  out.sequence_begin = rows(b.sequence_begin);
+  out.sequence_end = rows(b.sequence_end);
+  const int64_t routers = recorded_routers(impl_->plan);
+  if (routers > 0) out.router_differs = b.router_differs.rows(0, routers * num_tokens);
+  return out;
 }
 
 Transformer::SampleBuffers Transformer::sample_buffers(int64_t rows) {

@@ -43,6 +43,7 @@ struct Pass {
   // No backward adds to the gradients after this one, on any rank; ranks may add them up block by block.
   // Every rank runs one such backward of an update, or none does.
   bool completes_gradients = false;
+  bool record_router = false;  // decode calls also return what the routers chose
 };
 
 // Packed tokens, on the host; every vector has T entries.
@@ -51,6 +52,9 @@ struct TokenBatch {
   std::vector<int32_t> targets;    // next token inside the document; -1: not trained
   std::vector<int32_t> positions;  // inside the document
   std::vector<int32_t> doc_begin;  // index of the document's first token
+  // [MoE layers][T][k]: experts that the routers take in place of their own choice, -1 where they choose
+  // themselves (Route in kernels/ops/moe.h); empty: everywhere. Only where the plan records routing.
+  std::vector<int32_t> router;
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
 };
 
@@ -76,6 +80,8 @@ struct Scoring {
   float temperature = 1.0f;
   float top_p = 1.0f;
   bool entropy = false;  // besides
+  // backward also adds the gradient of the sum over t of d_entropy[t] * entropy[t]; needs `entropy`.
+  bool entropy_gradient = false;
 };
 
 class Transformer {
@@ -117,8 +123,13 @@ class Transformer {
     TensorView targets;                 // I32, filled by forward from the batch
     TensorView log_prob, lse, entropy;  // F32, filled by score
     TensorView d_log_prob;              // F32, for backward
-    // For a policy objective between the two: F32, but weight F64 and clipped I32.
-    TensorView old_log_prob, reference, advantage, weight, loss, clipped;
+    // For a policy objective between the two: F32, F64, I32.
+    TensorView old_log_prob, reference, advantage, importance, loss, d_entropy;
+    TensorView weight, log_ratio;
+    TensorView clipped, sequence_begin, sequence_end;
+    // I32 [MoE layers * T]: where the forward's routers had their own choice replaced by another set of
+    // experts, filled by a forward with TokenBatch::router.
+    TensorView router_differs;
   };
   TokenBuffers token_buffers(int64_t num_tokens);
 
@@ -152,6 +163,8 @@ class Transformer {
   struct Drawn {
     std::vector<int32_t> tokens;
     std::vector<float> log_probs;
+    // Where the pass records routing: [MoE layers][rows][k] experts of all rows of the call.
+    std::vector<int32_t> router;
   };
   // decode(), and the draws from its logits; the host waits for the device once.
   Drawn decode_and_draw(const Pass& pass, const DecodeRows& rows, const Draws& draws);

@@ -402,6 +402,15 @@ int64_t token_block_rows(const Plan& plan) {
   return std::max<int64_t>({plan.max_tokens, plan.max_decode_tokens, plan.max_cache_slots, 1});
 }
 
+int64_t recorded_routers(const Plan& plan) {
+  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const StagePlan& s) {
+    return s.is_rl && std::get<RlSpec>(s.spec).objective.router_replay != "off";
+  });
+  int64_t layers = 0;
+  for (int64_t l = 0; any && l < plan.model.layers; ++l) layers += is_moe_layer(plan.model, l);
+  return layers;
+}
+
 int64_t cache_slots(const Plan& plan) {
   return plan.max_cache_slots + (plan.machine.backend == Backend::kCuda ? 1 : 0);
 }

@@ -166,6 +166,7 @@ struct LayerActs {
   // MoE blocks
   TensorView router_logits, scores;   // F32 [T, E]
   TensorView experts, gates, row_of;  // [T, k]
+  TensorView replay, replay_differs;  // [T, k], [T]: experts that were given, empty: none
   TensorView offsets, token_of;       // [E + 1], [R]
   // [R, D]: the experts' input, then their output; in backward the gradient of the output, the input again,
   // its gradient.
@@ -309,29 +310,44 @@ struct TokenBlocks {
   TensorView tokens, positions, targets, groups;  // I32; groups: doc_begin, or slots when decoding
   TensorView logit_rows;                          // I32
   TensorView log_prob, lse, entropy, d_log_prob, d_lse;
-  TensorView old_log_prob, reference, advantage, loss;  // F32, of the policy objective
-  TensorView weight, clipped;                           // its F64 and I32
-  TensorView sample_ids;                                // I64, of drawn tokens
+  // Of the policy objective: F32, F64, I32.
+  TensorView old_log_prob, reference, advantage, importance, loss, d_entropy;
+  TensorView weight, log_ratio;
+  TensorView clipped, sequence_begin, sequence_end;
+  TensorView sample_ids;  // I64, of drawn tokens
+  // Only where a stage records the sampler's routing: I32 [MoE layers * rows, k] of recorded or given
+  // experts, and [MoE layers * rows], whether the own choice differs. A call's layers follow one another
+  // without gaps.
+  TensorView router, router_differs;
   // I32 [6 rows], [2 rows]: a recorded decode call's inputs and outputs, each one copy.
   TensorView decode_inputs, decode_outputs;
 };
 int64_t token_block_rows(const Plan& plan);
+// MoE layers whose routing a stage of the plan records; 0 when none does.
+int64_t recorded_routers(const Plan& plan);
 
 template <class Take>
-TokenBlocks take_token_blocks(int64_t rows, Take&& take) {
+TokenBlocks take_token_blocks(const Plan& plan, Take&& take) {
+  const int64_t rows = token_block_rows(plan), routers = recorded_routers(plan);
   TokenBlocks b;
   for (TensorView* v : {&b.tokens, &b.positions, &b.targets, &b.groups, &b.logit_rows}) {
     *v = take("token buffers", DType::kI32, {rows});
   }
   for (TensorView* v : {&b.log_prob, &b.lse, &b.entropy, &b.d_log_prob, &b.d_lse, &b.old_log_prob,
-                        &b.reference, &b.advantage, &b.loss}) {
+                        &b.reference, &b.advantage, &b.importance, &b.loss, &b.d_entropy}) {
     *v = take("token buffers", DType::kF32, {rows});
   }
-  b.weight = take("token buffers", DType::kF64, {rows});
-  b.clipped = take("token buffers", DType::kI32, {rows});
+  for (TensorView* v : {&b.weight, &b.log_ratio}) *v = take("token buffers", DType::kF64, {rows});
+  for (TensorView* v : {&b.clipped, &b.sequence_begin, &b.sequence_end}) {
+    *v = take("token buffers", DType::kI32, {rows});
+  }
   b.sample_ids = take("token buffers", DType::kI64, {rows});
   b.decode_inputs = take("token buffers", DType::kI32, {6 * rows});
   b.decode_outputs = take("token buffers", DType::kI32, {2 * rows});
+  if (routers > 0) {
+    b.router = take("recorded routing", DType::kI32, {routers * rows, plan.model.moe.top_k});
+    b.router_differs = take("recorded routing", DType::kI32, {routers * rows});
+  }
   return b;
 }
 

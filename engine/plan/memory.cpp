@@ -110,7 +110,7 @@ struct StepPrice {
 };
 StepPrice price_step(const Plan& plan, const ModelDims& dims) {
   StepPrice s;
-  take_token_blocks(token_block_rows(plan), s.common);
+  take_token_blocks(plan, s.common);
   for (const TablePair& tables : table_pairs(plan)) {
     Pricer train;
     take_batch_acts(plan, dims, tables, plan.max_tokens, keep_for_backward(plan.parallel), train);

@@ -90,6 +90,8 @@ void visit_model(FieldVisitor& v, ModelSpec& s);
 void visit_rule(FieldVisitor& v, RuleSpec& s, size_t table);
 void visit_pretrain(FieldVisitor& v, PretrainSpec& s);
 void visit_rl(FieldVisitor& v, RlSpec& s);
+// `max_tokens`: sampling.max_tokens, which some kinds' defaults follow.
+void visit_objective(FieldVisitor& v, ObjectiveSpec& s, int64_t max_tokens);
 
 // Keys of `precision` besides the tables.
 Field preset_field();

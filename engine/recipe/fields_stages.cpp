@@ -315,28 +315,6 @@ void visit_rollouts(FieldVisitor& v, RolloutsSpec& s) {
           s.keep);
 }
 
-void visit_objective(FieldVisitor& v, ObjectiveSpec& s) {
-  v.value(course("kind", "what is maximised").one_of({"grpo"}), s.kind);
-  v.value(course("clip_low", "the ratio is clipped below at 1 minus this").at_least(0).at_most(1),
-          s.clip_low);
-  v.value(course("clip_high", "the ratio is clipped above at 1 plus this").at_least(0).at_most(kMostFactor),
-          s.clip_high);
-  v.value(course("normalise_std", "divide advantages by the group's standard deviation"), s.normalise_std);
-  v.value(course("drop_zero_advantage", "leave completions without advantage out"), s.drop_zero_advantage);
-  v.value(course("kl", "coefficient of the k3 estimate to the policy at the start of the stage")
-              .at_least(0)
-              .at_most(kMostFactor),
-          s.kl);
-  v.value(course("epochs", "passes over a rollout").at_least(1).at_most(kMostSequences), s.epochs);
-  v.value(course("mini_batches", "optimizer updates an epoch").at_least(1).at_most(kMostSequences),
-          s.mini_batches);
-  v.value(layout("micro_tokens", "tokens a forward-backward, at most").at_least(1).at_most(kMostCount),
-          s.micro_tokens);
-  v.value(course("average", "mean over all tokens, or over sequences of their means")
-              .one_of({"token", "sequence"}),
-          s.average);
-}
-
 template <class Stage>
 void visit_training(FieldVisitor& v, Stage& s, bool is_rl) {
   if (v.enter(course("optimizer", "how gradients become updates"))) {
@@ -415,10 +393,17 @@ void visit_rl(FieldVisitor& v, RlSpec& s) {
     v.leave();
   }
   if (v.enter(course("objective", "what updates maximise"))) {
-    visit_objective(v, s.objective);
+    visit_objective(v, s.objective, s.sampling.max_tokens);
     v.leave();
   }
   visit_training(v, s, true);
+  v.value(
+      course("stop_without_signal",
+             "steps in a row in which all groups have equal rewards, or all completions are cut, before the "
+             "run stops; 0: it only warns")
+          .at_least(0)
+          .at_most(kMostCount),
+      s.stop_without_signal);
 }
 
 }  // namespace fp4t

@@ -261,18 +261,47 @@ struct SamplingSpec {
   bool operator==(const SamplingSpec&) const = default;
 };
 
+// What the ratio rho = p_old / mu of trainer to sampler does to the policy's term of a token: f(rho), a
+// constant to the gradient. Masks set f to 0; bounds of 0 above are off.
+struct MismatchSpec {
+  std::string importance = "truncated";  // off (f = 1), raw (f = rho), truncated (f = min(rho, cap))
+  double cap = 2.0;
+  double token_low = 0.0, token_high = 0.0;        // tokens with rho outside are masked
+  double sequence_low = 0.0, sequence_high = 0.0;  // completions whose geometric mean of rho is outside
+  double veto = 0.0;                               // completions that hold a rho below
+  bool operator==(const MismatchSpec&) const = default;
+};
+
+// The defaults are those of kind grpo; objective_defaults() gives another kind's.
 struct ObjectiveSpec {
   std::string kind = "grpo";
+  std::string baseline = "group_mean";  // group_mean, leave_one_out
+  bool normalise_std = true;            // advantages divided by the group's standard deviation
+  std::string ratio = "token";          // token, sequence (geometric mean over the completion)
+  std::string clip_form = "ppo";        // ppo, cispo (a clipped weight on the log-probability), none
   double clip_low = 0.2, clip_high = 0.2;
-  bool normalise_std = true;  // advantages divided by the group's standard deviation
+  double clip_dual = 0.0;         // 0: off
+  std::string average = "token";  // token (mean over all tokens), sequence (mean of means), constant
+  int64_t average_tokens = 0;     // the constant's tokens a completion; 0: sampling.max_tokens
   bool drop_zero_advantage = true;
-  double kl = 0.0;  // k3 estimate to the policy at the start of the stage
+  bool mask_truncated = false;      // completions that were cut are not trained on
+  int64_t resample = 0;             // most times that groups of equal rewards are replaced by new problems
+  int64_t overlong_tokens = 0;      // the last tokens before the limit, over which a penalty rises; 0: none
+  double overlong_penalty = 1.0;    // taken off the reward at the limit
+  double kl = 0.0;                  // coefficient of the penalty to the policy at the start of the stage
+  std::string kl_estimator = "k3";  // k1, k2, k3
+  std::string kl_in = "loss";       // loss, reward
+  double entropy = 0.0;             // coefficient of the entropy bonus
   int64_t epochs = 1;
-  int64_t mini_batches = 1;       // optimizer updates an epoch
-  int64_t micro_tokens = 16384;   // at most so many tokens a forward-backward
-  std::string average = "token";  // token (mean over all tokens), sequence (mean of means)
+  int64_t mini_batches = 1;      // optimizer updates an epoch
+  int64_t micro_tokens = 16384;  // at most so many tokens a forward-backward
+  MismatchSpec mismatch;
+  std::string router_replay = "off";  // off, sampler (the trainer routes as the sampler did)
   bool operator==(const ObjectiveSpec&) const = default;
 };
+
+// What a kind means, in the keys that it sets.
+ObjectiveSpec objective_defaults(const std::string& kind, int64_t max_tokens);
 
 // One part of a completion's reward, which is the sum of weight * part.
 struct RewardSpec {
@@ -311,6 +340,7 @@ struct RlSpec {
   CheckpointSpec checkpoint;
   std::string on_nonfinite = "skip";
   int64_t max_skips = 10;
+  int64_t stop_without_signal = 0;  // steps in a row without a learning signal before the run stops; 0: never
   bool operator==(const RlSpec&) const = default;
 };
 

@@ -20,6 +20,10 @@ void resolve_defaults(BoundRecipe& bound) {
   // Under the fp32 format gradients are FP32 (DESIGN.md section 4); bf16 as written is a contradiction.
   if (uses_fp32(r.precision) && !bound.gave("dtypes.gradients")) r.dtypes.gradients = DType::kF32;
   for (StageSpec& stage : r.stages) {
+    if (auto* rl = std::get_if<RlSpec>(&stage)) {
+      ObjectiveSpec& o = rl->objective;
+      if (o.average == "constant" && o.average_tokens == 0) o.average_tokens = rl->sampling.max_tokens;
+    }
     if (auto* pretrain = std::get_if<PretrainSpec>(&stage)) {
       for (DataSourceSpec& source : pretrain->data) {
         if (source.name.empty()) source.name = source.kind;

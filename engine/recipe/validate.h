@@ -46,7 +46,9 @@ void validate_recipe(const BoundRecipe& bound, Problems& problems);
 void validate_model(Check& check);      // validate_model.cpp
 void validate_precision(Check& check);  // validate_precision.cpp
 void validate_stages(Check& check);     // validate_stages.cpp
-void validate_held_out(Check& check);   // validate_held_out.cpp
+// Of the stage at `path` ("stages[1].rl"): validate_objective.cpp
+void validate_objective(Check& check, const std::string& path, const RlSpec& stage);
+void validate_held_out(Check& check);  // validate_held_out.cpp
 
 // Whether a rule of any table names the fp32 format.
 bool uses_fp32(const PrecisionSpec& precision);

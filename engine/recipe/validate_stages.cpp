@@ -204,15 +204,6 @@ void eval_is_complete(Check& c, const std::string& path, const EvalSpec& e) {
   completions_fit_positions(c, path + ".eval", ".max_tokens", *e.task, e.max_tokens);
 }
 
-void samples_form_groups(Check& c, const std::string& path, const RlSpec& s) {
-  if (s.objective.kind == "grpo" && s.sampling.samples < 2) {
-    c.fail(path + ".sampling.samples",
-           concat("found ", s.sampling.samples,
-                  "; allowed: at least 2, grpo compares completions of one problem"),
-           {path + ".objective.kind"});
-  }
-}
-
 // Completions lie in host memory, which the plan does not price.
 void completions_are_countable(Check& c, const std::string& path, const RlSpec& s) {
   constexpr int64_t kMostCompletions = 10'000'000;
@@ -222,16 +213,6 @@ void completions_are_countable(Check& c, const std::string& path, const RlSpec& 
            concat("found ", s.sampling.prompts, ", which with samples ", s.sampling.samples, " makes ",
                   completions, " completions a step; allowed: at most ", kMostCompletions),
            {path + ".sampling.samples"});
-  }
-}
-
-void mini_batches_are_not_empty(Check& c, const std::string& path, const RlSpec& s) {
-  const int64_t completions = s.sampling.prompts * s.sampling.samples;
-  if (s.objective.mini_batches > completions) {
-    c.fail(path + ".objective.mini_batches",
-           concat("found ", s.objective.mini_batches, "; allowed: at most prompts * samples (", completions,
-                  ")"),
-           {path + ".sampling"});
   }
 }
 
@@ -320,10 +301,9 @@ void check_pretrain(Check& c, const std::string& path, const PretrainSpec& s) {
 
 void check_rl(Check& c, const std::string& path, const RlSpec& s) {
   task_is_complete(c, path + ".task", s.task, true);
-  samples_form_groups(c, path, s);
   rewards_are_complete(c, path, s);
   completions_are_countable(c, path, s);
-  mini_batches_are_not_empty(c, path, s);
+  validate_objective(c, path, s);
   micro_tokens_hold_a_completion(c, path, s);
   if (s.sampling.end_tokens.empty()) {
     c.fail(path + ".sampling.end_tokens",

@@ -8,6 +8,15 @@
 
 namespace fp4t {
 
+namespace {
+
+KlEstimator estimator_of(const ObjectiveSpec& spec) {
+  if (spec.kl_estimator == "k1") return KlEstimator::kK1;
+  return spec.kl_estimator == "k2" ? KlEstimator::kK2 : KlEstimator::kK3;
+}
+
+}  // namespace
+
 std::vector<float> group_advantages(const std::vector<float>& rewards, int64_t samples_per_prompt,
                                     bool normalise_std) {
   FP4T_CHECK(samples_per_prompt >= 1, samples_per_prompt, " samples");
@@ -34,16 +43,105 @@ std::vector<float> group_advantages(const std::vector<float>& rewards, int64_t s
   return advantages;
 }
 
-TokenObjective grpo_token(float log_prob, float old_log_prob, float reference_log_prob, float advantage,
-                          const ObjectiveSpec& spec) {
-  return policy_token(log_prob, old_log_prob, reference_log_prob, advantage, policy_clip(spec));
+std::vector<float> leave_one_out_advantages(const std::vector<float>& rewards, int64_t samples_per_prompt) {
+  FP4T_CHECK(samples_per_prompt >= 2, samples_per_prompt, " samples leave no others");
+  const auto n = static_cast<size_t>(samples_per_prompt);
+  FP4T_CHECK_EQ(rewards.size() % n, size_t{0}, "rewards do not fill whole groups");
+  std::vector<float> advantages(rewards.size());
+  for (size_t g = 0; g < rewards.size(); g += n) {
+    double mean = 0;
+    for (size_t i = 0; i < n; ++i) mean += static_cast<double>(rewards[g + i]);
+    mean /= static_cast<double>(n);
+    bool equal = true;
+    for (size_t i = 0; i < n; ++i) equal = equal && rewards[g + i] == rewards[g];
+    const double scale = static_cast<double>(n) / static_cast<double>(n - 1);
+    for (size_t i = 0; i < n; ++i) {
+      advantages[g + i] =
+          equal ? 0.0f : static_cast<float>(scale * (static_cast<double>(rewards[g + i]) - mean));
+    }
+  }
+  return advantages;
+}
+
+std::vector<float> advantages_of(const std::vector<float>& rewards, int64_t samples_per_prompt,
+                                 const ObjectiveSpec& spec) {
+  if (spec.baseline == "leave_one_out") return leave_one_out_advantages(rewards, samples_per_prompt);
+  return group_advantages(rewards, samples_per_prompt, spec.normalise_std);
+}
+
+std::vector<int64_t> equal_groups(const std::vector<float>& rewards, int64_t samples_per_prompt) {
+  FP4T_CHECK(samples_per_prompt >= 1, samples_per_prompt, " samples");
+  std::vector<int64_t> groups;
+  for (auto g = rewards.begin(); g + samples_per_prompt <= rewards.end(); g += samples_per_prompt) {
+    const bool equal = std::all_of(g, g + samples_per_prompt, [&](float x) { return x == *g; });
+    if (equal) groups.push_back((g - rewards.begin()) / samples_per_prompt);
+  }
+  return groups;
+}
+
+double overlong_reward(int64_t tokens, int64_t max_tokens, const ObjectiveSpec& spec) {
+  const int64_t over = tokens - (max_tokens - spec.overlong_tokens);
+  if (spec.overlong_tokens == 0 || over <= 0) return 0;
+  return -spec.overlong_penalty *
+         std::min(static_cast<double>(over) / static_cast<double>(spec.overlong_tokens), 1.0);
+}
+
+std::vector<float> shaped_rewards(const Rollout& r, int64_t max_tokens, const ObjectiveSpec& spec) {
+  const bool penalises_kl = spec.kl > 0 && spec.kl_in == "reward";
+  if (spec.overlong_tokens == 0 && !penalises_kl) return r.rewards;
+  const KlEstimator estimator = estimator_of(spec);
+  std::vector<float> shaped;
+  for (size_t i = 0; i < r.rewards.size(); ++i) {
+    const int64_t own = r.problems[i / static_cast<size_t>(r.samples_per_prompt)].max_tokens;
+    const int64_t limit = own > 0 ? std::min(own, max_tokens) : max_tokens;
+    double reward = static_cast<double>(r.rewards[i]) +
+                    overlong_reward(static_cast<int64_t>(r.completions[i].size()), limit, spec);
+    for (size_t t = 0; penalises_kl && t < r.completions[i].size(); ++t) {
+      const double d =
+          static_cast<double>(r.reference_log_probs[i][t]) - static_cast<double>(r.old_log_probs[i][t]);
+      reward -= spec.kl * kl_term(d, estimator).loss;
+    }
+    shaped.push_back(static_cast<float>(reward));
+  }
+  return shaped;
+}
+
+PolicyTerms policy_terms(const ObjectiveSpec& spec) {
+  PolicyTerms terms;
+  terms.form = spec.clip_form == "cispo"  ? PolicyClipForm::kCispo
+               : spec.clip_form == "none" ? PolicyClipForm::kNone
+                                          : PolicyClipForm::kPpo;
+  terms.low = spec.clip_low;
+  terms.high = spec.clip_high;
+  terms.dual = spec.clip_dual;
+  terms.kl = spec.kl_in == "loss" ? spec.kl : 0.0;
+  terms.estimator = estimator_of(spec);
+  terms.entropy = spec.entropy;
+  return terms;
+}
+
+double Divisor::weight(const ObjectiveSpec& spec, size_t completion_tokens) const {
+  if (spec.average == "sequence") return 1.0 / (sequences * static_cast<double>(completion_tokens));
+  if (spec.average == "constant") return 1.0 / (nominal_sequences * static_cast<double>(spec.average_tokens));
+  return 1.0 / tokens;
+}
+
+Divisor divisor_of(const Rollout& rollout, const std::vector<int64_t>& list, const ObjectiveSpec& spec) {
+  Divisor d;
+  for (const int64_t i : list)
+    d.tokens += static_cast<double>(rollout.completions[static_cast<size_t>(i)].size());
+  d.sequences = static_cast<double>(list.size());
+  d.nominal_sequences = static_cast<double>(rollout.size()) / static_cast<double>(spec.mini_batches);
+  return d;
 }
 
 std::vector<std::vector<int64_t>> mini_batches(const Rollout& rollout, const ObjectiveSpec& spec,
                                                uint64_t seed, int64_t step) {
   std::vector<int64_t> kept;
   for (int64_t i = 0; i < rollout.size(); ++i) {
-    if (spec.drop_zero_advantage && rollout.advantages[static_cast<size_t>(i)] == 0.0f) continue;
+    const auto at = static_cast<size_t>(i);
+    if (spec.drop_zero_advantage && rollout.advantages[at] == 0.0f) continue;
+    if (spec.mask_truncated && !rollout.finished[at]) continue;
     kept.push_back(i);
   }
   std::vector<std::vector<int64_t>> lists;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/rl/routing.h"
+
 namespace fp4t {
 
 namespace {
@@ -98,6 +100,7 @@ class Batch {
     }
     if (options_.meet) options_.meet(true);
     const Transformer::Drawn drawn = model_.decode_and_draw(pass, rows, draws);
+    if (pass_.record_router) record(rows, sequences, drawn.router);
     for (size_t i = 0; i < sequences.size(); ++i) {
       Active a = sequences[i];
       Completion& c = results_[a.request];
@@ -115,6 +118,18 @@ class Batch {
       } else {
         active_.push_back(a);
       }
+    }
+  }
+
+  // Rows of a call are those of its sequences, one sequence after another.
+  void record(const Transformer::DecodeRows& rows, const std::vector<Active>& sequences,
+              const std::vector<int32_t>& router) {
+    const RoutingShape shape = RoutingShape::of(model_.plan().model);
+    size_t at = 0;
+    for (size_t row = 0; row < rows.slots.size(); ++row) {
+      while (sequences[at].slot != rows.slots[row]) ++at;
+      append_routing(shape, router, static_cast<int64_t>(rows.slots.size()), static_cast<int64_t>(row),
+                     results_[sequences[at].request].router);
     }
   }
 

@@ -34,6 +34,7 @@ struct GenerateOptions {
 struct Completion {
   std::vector<int32_t> tokens;   // end token included
   std::vector<float> log_probs;  // of each token, under the distribution it was drawn from
+  std::vector<uint8_t> router;   // where the pass records routing (engine/rl/routing.h)
   bool finished = false;         // false: cut at its limit or at the model's last position
 };
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "engine/rl/policy.h"
+#include "engine/rl/routing.h"
 #include "engine/stage/context.h"
 #include "engine/stage/evaluate.h"
 #include "engine/stage/rl_metrics.h"
@@ -30,10 +31,78 @@ void begin_step(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards
   run.state.counters["logprob_compared"] = 1;
 }
 
+void report_clips(const Run& run, MetricsRecord& record) {
+  const double scored = std::max(1.0, run.sum("scored"));
+  const double low = run.sum("clipped_low"), high = run.sum("clipped_high"), dual = run.sum("clipped_dual");
+  record.numbers.insert(record.numbers.end(), {{"clip_fraction", (low + high + dual) / scored},
+                                               {"clip_fraction_low", low / scored},
+                                               {"clip_fraction_high", high / scored},
+                                               {"clip_fraction_dual", dual / scored}});
+}
+
+// Shares of the rows whose own routing was not the sampler's, by layer.
+void report_disagreement(const Run& run, MetricsRecord& record) {
+  const double rows = run.sum("router_rows");
+  if (rows == 0) return;
+  std::vector<double> layers;
+  for (int64_t l = 0; l < RoutingShape::of(run.plan.model).layers; ++l) {
+    layers.push_back(run.sum(router_differs_name(static_cast<size_t>(l))) / rows);
+  }
+  double mean = 0;
+  for (const double x : layers) mean += x / static_cast<double>(layers.size());
+  record.numbers.emplace_back("router_disagreement", mean);
+  record.lists.emplace_back("router_disagreement_by_layer", std::move(layers));
+}
+
+// States that look like training and are not. Counted over steps, told every so many of them.
+class Alarms {
+ public:
+  static constexpr double kEvery = 20;
+
+  Alarms(Run& run, const MetricsRecord& record) : run_(run), record_(record) {}
+
+  // Returns the steps in a row without any signal.
+  double no_signal() {
+    const bool equal = figure(record_, "zero_variance_groups") == 1.0;
+    const bool cut = figure(record_, "truncated") == 1.0;
+    const double silent = count("steps_without_signal", equal || cut);
+    if (silent > 0 && std::fmod(silent, kEvery) == 0) {
+      run_.console.warn(detail::concat(silent, " steps in a row without any learning signal: ",
+                                       equal && cut ? "every group has equal rewards, and "
+                                       : equal      ? "every group has equal rewards"
+                                                    : "",
+                                       cut ? "every completion is cut at sampling.max_tokens" : ""));
+    }
+    return silent;
+  }
+
+  // A policy that has stopped exploring.
+  void entropy_collapse() {
+    constexpr double kShare = 0.01;
+    auto& counters = run_.state.counters;
+    const double entropy = figure(record_, "entropy");
+    const double first = counters.try_emplace("first_entropy", entropy).first->second;
+    const double low = count("steps_of_low_entropy", entropy < kShare * first);
+    if (low > 0 && std::fmod(low, kEvery) == 0) {
+      run_.console.warn(detail::concat("entropy collapse: ", low, " steps in a row below ", kShare * first,
+                                       " nats a token, a hundredth of the stage's first step"));
+    }
+  }
+
+ private:
+  double count(const std::string& name, bool again) {
+    double& n = run_.state.counters[name];
+    return n = again ? n + 1 : 0;
+  }
+
+  Run& run_;
+  const MetricsRecord& record_;
+};
+
 void end_step(Run& run, const RlSpec& spec) {
   RunState& state = run.state;
   if (run.sum("applied") > 0) run.balance_experts();
-  MetricsRecord record = rollout_metrics(state.rollout, spec.sampling.max_tokens);
+  MetricsRecord record = rollout_metrics(state.rollout, spec.objective.mismatch);
   add_reward_parts(record, state.rollout, reward_names(spec.rewards));
   write_rollouts(run, spec);
   const double updates = std::max(1.0, run.sum("updates"));
@@ -41,26 +110,37 @@ void end_step(Run& run, const RlSpec& spec) {
                         {{"loss", run.sum("loss") / updates},
                          {"grad_norm", run.sum("grad_norm") / updates},
                          {"learning_rate", state.counters["rl_learning_rate"]},
-                         {"clip_fraction", run.sum("clipped") / std::max(1.0, run.sum("scored"))},
                          {"entropy", run.sum("entropy") / std::max(1.0, figure(record, "completion_tokens"))},
                          {"updates", run.sum("updates")},
                          {"applied", run.sum("applied")}});
+  if (spec.objective.resample > 0) record.numbers.emplace_back("resampled_groups", run.sum("resampled"));
+  report_clips(run, record);
+  report_disagreement(run, record);
   run.report_router(record, run.sum("scored"));
   run.report_operand_stats(record);
   run.clear_sums();
   state.next_sample += state.rollout.size();
   state.step += 1;
   state.update = 0;
-  const bool no_signal = figure(record, "zero_variance_groups") == 1.0 || figure(record, "truncated") == 1.0;
-  double& silent = state.counters["steps_without_signal"];
-  silent = no_signal ? silent + 1 : 0;
   state.rollout = {};
+  Alarms alarms(run, record);
+  const double silent = alarms.no_signal();
+  alarms.entropy_collapse();
   run.write_metrics("step", record);
   run.note_kernels();
-  if (silent > 0 && std::fmod(silent, 20.0) == 0) {
-    run.console.warn(detail::concat(silent,
-                                    " steps in a row without any learning signal: every group has equal "
-                                    "rewards, or every completion is cut at sampling.max_tokens"));
+  if (spec.stop_without_signal > 0 && silent >= static_cast<double>(spec.stop_without_signal)) {
+    run.save(true);
+    throw Error(ExitCode::kNonFinite,
+                detail::concat("stopped after ", silent,
+                               " steps in a row without any learning signal (stop_without_signal); saved ",
+                               run.last_checkpoint()));
+  }
+}
+
+// A stage counts its own.
+void begin_counters(RunState& state) {
+  for (const char* name : {"steps_without_signal", "steps_of_low_entropy", "first_entropy", kExtraProblems}) {
+    state.counters.erase(name);
   }
 }
 
@@ -110,6 +190,7 @@ void run_rl(Run& run) {
   const std::string key = task_key(static_cast<size_t>(state.stage));
   if (state.texts.count(key) == 0) {
     keep_reference(run);
+    begin_counters(state);
     evaluate(run, text.corpus.get(), text.sources, spec.eval, "start");
     state.texts[key] = task->fingerprint();
   }

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
+#include "engine/rl/mismatch.h"
+#include "engine/rl/policy.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -36,22 +39,29 @@ void add_lengths(MetricsRecord& record, const Rollout& r) {
                          {"length_truncated_mean", cut.mean()}});
 }
 
-void add_log_probs(MetricsRecord& record, const Rollout& r) {
-  double mean = 0, most = 0, kl = 0, n = 0;
+void add_log_probs(MetricsRecord& record, const Rollout& r, const MismatchSpec& spec) {
+  MismatchSums sums;
+  MismatchCounts counts;
   for (size_t i = 0; i < r.completions.size(); ++i) {
-    for (size_t t = 0; t < r.completions[i].size(); ++t) {
-      const double d = static_cast<double>(r.old_log_probs[i][t]) - static_cast<double>(r.log_probs[i][t]);
-      mean += std::abs(d);
-      most = std::max(most, std::abs(d));
-      kl += std::expm1(d) - d;
-      n += 1;
-    }
+    sums.add(r.old_log_probs[i], r.log_probs[i]);
+    importance_of(r.old_log_probs[i], r.log_probs[i], spec, counts);
   }
-  n = std::max(n, 1.0);
-  record.numbers.insert(record.numbers.end(), {{"logprob_equal_fraction", equal_fraction(r)},
-                                               {"logprob_difference_mean", mean / n},
-                                               {"logprob_difference_max", most},
-                                               {"generation_kl", kl / n}});
+  const double tokens = std::max(1.0, sums.tokens), sequences = std::max(1.0, static_cast<double>(r.size()));
+  record.numbers.insert(record.numbers.end(),
+                        {{"logprob_equal_fraction", sums.mean(sums.equal)},
+                         {"logprob_difference_mean", sums.mean(sums.difference)},
+                         {"logprob_difference_max", sums.largest},
+                         {"generation_kl", sums.mean(sums.generation_kl)},
+                         {"policy_kl", sums.mean(sums.policy_kl)},
+                         {"generation_js", sums.mean(sums.js)},
+                         {"multiplicative_error", sums.mean(sums.error)},
+                         {"rho_mean", sums.mean(sums.rho)},
+                         {"rho_chi_square", sums.chi_square()},
+                         {"effective_share", sums.effective_share()},
+                         {"rho_truncated", static_cast<double>(counts.truncated) / tokens},
+                         {"rho_masked", static_cast<double>(counts.masked) / tokens},
+                         {"sequences_masked", static_cast<double>(counts.sequences_masked) / sequences},
+                         {"sequences_vetoed", static_cast<double>(counts.vetoed) / sequences}});
 }
 
 }  // namespace
@@ -78,22 +88,16 @@ double equal_fraction(const Rollout& r) {
   return equal / std::max(1.0, static_cast<double>(completion_tokens(r)));
 }
 
-MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens) {
-  FP4T_CHECK(max_tokens >= 1, "max_tokens ", max_tokens);
+MetricsRecord rollout_metrics(const Rollout& r, const MismatchSpec& mismatch) {
   MetricsRecord record;
   const double mean = mean_reward(r);
-  double squares = 0, right = 0, unverifiable = 0, flat = 0;
+  double squares = 0, right = 0, unverifiable = 0;
   for (size_t i = 0; i < r.rewards.size(); ++i) {
     squares += (static_cast<double>(r.rewards[i]) - mean) * (static_cast<double>(r.rewards[i]) - mean);
     right += r.verdicts[i] == static_cast<uint8_t>(Verdict::kRight);
     unverifiable += r.verdicts[i] == static_cast<uint8_t>(Verdict::kUnverifiable);
   }
-  const auto n = static_cast<size_t>(r.samples_per_prompt);
-  for (size_t g = 0; n > 0 && g + n <= r.rewards.size(); g += n) {
-    flat += std::all_of(r.rewards.begin() + static_cast<int64_t>(g),
-                        r.rewards.begin() + static_cast<int64_t>(g + n),
-                        [&](float x) { return x == r.rewards[g]; });
-  }
+  const auto flat = static_cast<double>(equal_groups(r.rewards, r.samples_per_prompt).size());
   const double count = std::max(1.0, static_cast<double>(r.rewards.size()));
   record.numbers = {{"reward", mean},
                     {"reward_std", std::sqrt(squares / count)},
@@ -102,7 +106,7 @@ MetricsRecord rollout_metrics(const Rollout& r, int64_t max_tokens) {
                     {"unverifiable", unverifiable / count},
                     {"completion_tokens", static_cast<double>(completion_tokens(r))}};
   add_lengths(record, r);
-  add_log_probs(record, r);
+  add_log_probs(record, r, mismatch);
   return record;
 }
 
@@ -113,6 +117,12 @@ void add_reward_parts(MetricsRecord& record, const Rollout& r, const std::vector
     record.numbers.emplace_back("reward." + names[k],
                                 sum / std::max(1.0, static_cast<double>(r.reward_parts.size())));
   }
+}
+
+std::string router_differs_name(size_t layer) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "router_differs.%04zu", layer);
+  return text;
 }
 
 double figure(const MetricsRecord& record, const std::string& name) {

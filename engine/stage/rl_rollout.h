@@ -7,6 +7,10 @@
 
 namespace fp4t {
 
+// The counter of problems that a stage has asked besides the first of each step's groups
+// (objective.resample).
+inline constexpr const char* kExtraProblems = "extra_problems";
+
 // Prompts, completions, rewards, advantages and the trainer's own log-probabilities of one step.
 Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards);
 // What rewards the stage's completions; lives as long as its programs shall.

@@ -1,5 +1,9 @@
 #include "engine/stage/rl_score.h"
 
+#include <numeric>
+
+#include "engine/rl/routing.h"
+#include "engine/stage/rl_metrics.h"
 #include "engine/stage/spread.h"
 
 namespace fp4t {
@@ -37,7 +41,83 @@ void exchange(Run& run, std::vector<std::vector<uint8_t>>& host) {
   run.model.weights_changed();
 }
 
+enum class Scored : uint8_t { kPolicy, kReference };
+
+// A micro-batch's scores on their way to the host.
+struct PendingScores {
+  Download log_prob, entropy, differs;
+};
+
+PendingScores score_batch(Run& run, const RlSpec& spec, const Rollout& rollout, ScoredBatch& m, Scored what,
+                          bool first) {
+  const bool policy = what == Scored::kPolicy;
+  Pass pass = run.pass_for_scoring();
+  pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
+  pass.measure_error = policy && first && run.leads() && run.measures_errors();
+  if (policy) route_as_sampled(run, rollout, m);
+  run.model.forward(pass, m.batch);
+  run.model.score(pass, scoring_of(spec, policy));
+  const auto b = run.model.token_buffers(m.batch.size());
+  PendingScores scores;
+  scores.log_prob = run.queue.download(b.log_prob.data, b.log_prob.bytes());
+  if (policy) scores.entropy = run.queue.download(b.entropy.data, b.entropy.bytes());
+  if (!m.batch.router.empty()) {
+    scores.differs = run.queue.download(b.router_differs.data, b.router_differs.bytes());
+  }
+  return scores;
+}
+
+// Rows whose routers' own choice was another set of experts, by layer.
+void add_disagreement(Run& run, const ScoredBatch& m, Download& download) {
+  if (m.batch.router.empty()) return;
+  const std::vector<int32_t> differs = download.values<int32_t>();
+  const auto rows = static_cast<size_t>(m.batch.size());
+  for (size_t l = 0; l * rows < differs.size(); ++l) {
+    const auto begin = differs.begin() + static_cast<int64_t>(l * rows);
+    run.add(router_differs_name(l), std::accumulate(begin, begin + static_cast<int64_t>(rows), 0));
+  }
+  run.add("router_rows", static_cast<double>(rows));
+}
+
+// Each rank scores its part of the rollout, and all are gathered.
+std::vector<std::vector<float>> score(Run& run, const RlSpec& spec, const Rollout& rollout, Scored what) {
+  const Span mine = run.part(spec.sampling.prompts);
+  const int64_t begin_of_mine = mine.begin * rollout.samples_per_prompt;
+  std::vector<int64_t> list(static_cast<size_t>(mine.count() * rollout.samples_per_prompt));
+  for (size_t i = 0; i < list.size(); ++i) list[i] = begin_of_mine + static_cast<int64_t>(i);
+  std::vector<ScoredBatch> batches = micro_batches(rollout, list, spec.objective.micro_tokens);
+  const size_t calls = run.calls_of_all(batches.size(), false);
+  std::vector<PendingScores> scores;
+  for (ScoredBatch& m : batches) scores.push_back(score_batch(run, spec, rollout, m, what, scores.empty()));
+  for (size_t m = batches.size(); m < calls; ++m) run.serve(run.pass_for_scoring());
+  const bool policy = what == Scored::kPolicy;
+  std::vector<std::vector<float>> result(list.size());
+  for (size_t k = 0; k < batches.size(); ++k) {
+    const ScoredBatch& m = batches[k];
+    const std::vector<float> log_prob = scores[k].log_prob.values<float>();
+    const std::vector<float> entropy = policy ? scores[k].entropy.values<float>() : std::vector<float>{};
+    for (size_t c = 0; c < m.completions.size(); ++c) {
+      const auto i = static_cast<size_t>(m.completions[c]);
+      const auto begin = log_prob.begin() + m.first_row[c];
+      result[i - static_cast<size_t>(begin_of_mine)].assign(
+          begin, begin + static_cast<int64_t>(rollout.completions[i].size()));
+      for (size_t t = 0; policy && t < rollout.completions[i].size(); ++t) {
+        run.add("entropy", static_cast<double>(entropy[static_cast<size_t>(m.first_row[c]) + t]));
+      }
+    }
+    add_disagreement(run, m, scores[k].differs);
+  }
+  return gather_lists(run.comm, std::move(result));
+}
+
 }  // namespace
+
+void route_as_sampled(const Run& run, const Rollout& rollout, ScoredBatch& m) {
+  if (rollout.router.empty()) return;
+  std::vector<const std::vector<uint8_t>*> parts;
+  for (const int64_t i : m.completions) parts.push_back(&rollout.router[static_cast<size_t>(i)]);
+  m.batch.router = joined_routing(RoutingShape::of(run.plan.model), parts);
+}
 
 std::vector<ScoredBatch> micro_batches(const Rollout& rollout, const std::vector<int64_t>& list,
                                        int64_t max_tokens) {
@@ -55,45 +135,12 @@ std::vector<ScoredBatch> micro_batches(const Rollout& rollout, const std::vector
 }
 
 Scoring scoring_of(const RlSpec& spec, bool entropy) {
-  return {static_cast<float>(spec.sampling.temperature), static_cast<float>(spec.sampling.top_p), entropy};
+  return {static_cast<float>(spec.sampling.temperature), static_cast<float>(spec.sampling.top_p),
+          entropy || spec.objective.entropy > 0, spec.objective.entropy > 0};
 }
 
-std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout,
-                                              bool monitor) {
-  const Span mine = run.part(spec.sampling.prompts);
-  const int64_t begin_of_mine = mine.begin * rollout.samples_per_prompt;
-  std::vector<int64_t> list(static_cast<size_t>(mine.count() * rollout.samples_per_prompt));
-  for (size_t i = 0; i < list.size(); ++i) list[i] = begin_of_mine + static_cast<int64_t>(i);
-  const std::vector<ScoredBatch> batches = micro_batches(rollout, list, spec.objective.micro_tokens);
-  const size_t calls = run.calls_of_all(batches.size(), false);
-  std::vector<std::pair<Download, Download>> scores;  // log-probabilities, entropies
-  for (const ScoredBatch& m : batches) {
-    Pass pass = run.pass_for_scoring();
-    pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
-    pass.measure_error = monitor && scores.empty() && run.leads() && run.measures_errors();
-    run.model.forward(pass, m.batch);
-    run.model.score(pass, scoring_of(spec, monitor));
-    const auto b = run.model.token_buffers(m.batch.size());
-    scores.emplace_back(run.queue.download(b.log_prob.data, b.log_prob.bytes()),
-                        monitor ? run.queue.download(b.entropy.data, b.entropy.bytes()) : Download{});
-  }
-  for (size_t m = batches.size(); m < calls; ++m) run.serve(run.pass_for_scoring());
-  std::vector<std::vector<float>> result(list.size());
-  for (size_t k = 0; k < batches.size(); ++k) {
-    const ScoredBatch& m = batches[k];
-    const std::vector<float> log_prob = scores[k].first.values<float>();
-    const std::vector<float> entropy = monitor ? scores[k].second.values<float>() : std::vector<float>{};
-    for (size_t c = 0; c < m.completions.size(); ++c) {
-      const auto i = static_cast<size_t>(m.completions[c]);
-      const auto begin = log_prob.begin() + m.first_row[c];
-      result[i - static_cast<size_t>(begin_of_mine)].assign(
-          begin, begin + static_cast<int64_t>(rollout.completions[i].size()));
-      for (size_t t = 0; monitor && t < rollout.completions[i].size(); ++t) {
-        run.add("entropy", static_cast<double>(entropy[static_cast<size_t>(m.first_row[c]) + t]));
-      }
-    }
-  }
-  return gather_lists(run.comm, std::move(result));
+std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout) {
+  return score(run, spec, rollout, Scored::kPolicy);
 }
 
 std::vector<std::vector<float>> score_reference(Run& run, const RlSpec& spec, const Rollout& rollout) {
@@ -103,7 +150,7 @@ std::vector<std::vector<float>> score_reference(Run& run, const RlSpec& spec, co
     run.queue.copy_to_host(host.back().data(), t.view.data, t.view.bytes());
   }
   exchange(run, host);
-  auto result = score_rollout(run, spec, rollout, false);
+  auto result = score(run, spec, rollout, Scored::kReference);
   exchange(run, host);
   return result;
 }

@@ -18,15 +18,17 @@ struct ScoredBatch {
 std::vector<ScoredBatch> micro_batches(const Rollout& rollout, const std::vector<int64_t>& list,
                                        int64_t max_tokens);
 
+// Gives the batch the routing that the sampler recorded, where it did.
+void route_as_sampled(const Run& run, const Rollout& rollout, ScoredBatch& batch);
+
 // The distribution that completions are drawn from.
 Scoring scoring_of(const RlSpec& spec, bool entropy);
 
 // Log-probabilities of every completion token under the present weights and the trainer's table: each rank
-// scores what it sampled, and all are gathered. The host waits once for all micro-batches. With `monitor`,
-// entropies and, every so many steps, operand errors are counted as well.
-std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout,
-                                              bool monitor);
-// The same under the reference policy.
+// scores what it sampled, and all are gathered. The host waits once for all micro-batches. Entropies,
+// disagreements with recorded routing and, every so many steps, operand errors are counted as well.
+std::vector<std::vector<float>> score_rollout(Run& run, const RlSpec& spec, const Rollout& rollout);
+// The same under the reference policy, which routes by itself; nothing is counted.
 std::vector<std::vector<float>> score_reference(Run& run, const RlSpec& spec, const Rollout& rollout);
 // The present policy becomes the reference policy, where the run has one.
 void keep_reference(Run& run);

@@ -107,6 +107,9 @@ std::vector<std::vector<int32_t>> gather_lists(Communicator& comm, std::vector<s
 std::vector<std::vector<float>> gather_lists(Communicator& comm, std::vector<std::vector<float>> mine) {
   return gather(comm, std::move(mine));
 }
+std::vector<std::vector<uint8_t>> gather_lists(Communicator& comm, std::vector<std::vector<uint8_t>> mine) {
+  return gather(comm, std::move(mine));
+}
 std::vector<uint8_t> gather_list(Communicator& comm, const std::vector<uint8_t>& mine) {
   std::vector<uint8_t> all;
   for (const std::string& text : gather_texts(comm, {mine.begin(), mine.end()})) {

@@ -22,6 +22,7 @@ std::string answer_text(const Tokenizer& tokenizer, const Completion& completion
 // Lists of all ranks, in rank order.
 std::vector<std::vector<int32_t>> gather_lists(Communicator& comm, std::vector<std::vector<int32_t>> mine);
 std::vector<std::vector<float>> gather_lists(Communicator& comm, std::vector<std::vector<float>> mine);
+std::vector<std::vector<uint8_t>> gather_lists(Communicator& comm, std::vector<std::vector<uint8_t>> mine);
 std::vector<uint8_t> gather_list(Communicator& comm, const std::vector<uint8_t>& mine);
 
 }  // namespace fp4t

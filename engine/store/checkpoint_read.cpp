@@ -158,14 +158,16 @@ RunState CheckpointReader::state(std::vector<std::string>* notes) const {
   }
   if (!arrays.empty()) {
     try {
-      state.rollout = rollout_from_arrays([&](const std::string& name) {
+      const auto find = [&](const std::string& name) {
         const auto it = arrays.find(name);
         if (it == arrays.end()) throw BadDataError("tensor '" + name + "' is missing");
         const TensorEntry& t = *it->second;
         HostArray array{t.name, t.dtype, t.dims, read(t)};
         arrays.erase(it);
         return array;
-      });
+      };
+      state.rollout =
+          rollout_from_arrays(find, [&](const std::string& name) { return arrays.count(name) > 0; });
       if (!arrays.empty()) throw BadDataError("tensor '" + arrays.begin()->first + "' is left over");
       state.rollout.check();
     } catch (const Error& error) {

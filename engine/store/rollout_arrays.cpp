@@ -22,12 +22,18 @@ class ArrayWriter {
     if (!values.empty()) std::memcpy(a.bytes.data(), values.data(), a.bytes.size());
     arrays.push_back(std::move(a));
   }
+  // Lists that not every rollout has are stored where there is one.
+  bool wants(const char*, bool there) const { return there; }
   std::vector<HostArray> arrays;
 };
 
 class ArrayReader {
  public:
-  explicit ArrayReader(const std::function<HostArray(const std::string&)>& find) : find_(find) {}
+  ArrayReader(const std::function<HostArray(const std::string&)>& find,
+              const std::function<bool(const std::string&)>& has)
+      : find_(find), has_(has) {}
+
+  bool wants(const char* name, bool) const { return has_(std::string(kRolloutPrefix) + name); }
 
   template <class T>
   void flat(const char* name, std::vector<T>& values) {
@@ -42,6 +48,7 @@ class ArrayReader {
 
  private:
   const std::function<HostArray(const std::string&)>& find_;
+  const std::function<bool(const std::string&)>& has_;
 };
 
 template <class T, class List>
@@ -91,6 +98,7 @@ void visit(Visitor& visitor, RolloutRef& r, std::vector<std::string>& prompts,
   ragged<float>(visitor, "log_probs", r.log_probs);
   ragged<float>(visitor, "old_log_probs", r.old_log_probs);
   ragged<float>(visitor, "reference_log_probs", r.reference_log_probs);
+  if (visitor.wants("router", !r.router.empty())) ragged<uint8_t>(visitor, "router", r.router);
   visitor.flat("finished", r.finished);
   visitor.flat("verdicts", r.verdicts);
   ragged<float>(visitor, "reward_parts", r.reward_parts);
@@ -113,11 +121,12 @@ std::vector<HostArray> rollout_to_arrays(const Rollout& rollout) {
   return writer.arrays;
 }
 
-Rollout rollout_from_arrays(const std::function<HostArray(const std::string&)>& find) {
+Rollout rollout_from_arrays(const std::function<HostArray(const std::string&)>& find,
+                            const std::function<bool(const std::string&)>& has) {
   Rollout out;
   std::vector<std::string> prompts, answers;
   std::vector<int64_t> samples;
-  ArrayReader reader(find);
+  ArrayReader reader(find, has);
   visit(reader, out, prompts, answers, samples);
   if (samples.size() != 1 || prompts.size() != answers.size()) {
     throw BadDataError(detail::concat("tensors '", kRolloutPrefix, "*' disagree in their sizes"));

@@ -21,8 +21,9 @@ struct HostArray {
 // Empty for a rollout without prompts and completions.
 std::vector<HostArray> rollout_to_arrays(const Rollout& rollout);
 
-// `find` returns the array of a name and throws when it is not there. Throws BadDataError when types or
-// lengths disagree.
-Rollout rollout_from_arrays(const std::function<HostArray(const std::string&)>& find);
+// `find` returns the array of a name and throws when it is not there; `has` says whether it is, for lists
+// that not every rollout has. Throws BadDataError when types or lengths disagree.
+Rollout rollout_from_arrays(const std::function<HostArray(const std::string&)>& find,
+                            const std::function<bool(const std::string&)>& has);
 
 }  // namespace fp4t

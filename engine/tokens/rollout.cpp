@@ -14,6 +14,7 @@ void Rollout::check() const {
     FP4T_CHECK_EQ(lists->size(), n);
     for (size_t i = 0; i < n; ++i) FP4T_CHECK_EQ((*lists)[i].size(), completions[i].size(), "completion ", i);
   }
+  if (!router.empty()) FP4T_CHECK_EQ(router.size(), n);
   FP4T_CHECK_EQ(finished.size(), n);
   FP4T_CHECK_EQ(verdicts.size(), n);
   FP4T_CHECK_EQ(rewards.size(), n);

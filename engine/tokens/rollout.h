@@ -19,9 +19,10 @@ struct Rollout {
   std::vector<std::vector<float>> log_probs;            // recorded by the sampler, one a completion token
   std::vector<std::vector<float>> old_log_probs;        // the trainer's before the first update
   std::vector<std::vector<float>> reference_log_probs;  // of the starting policy; empty without KL
-  std::vector<uint8_t> finished;                        // ended with an end token
-  std::vector<uint8_t> verdicts;                        // Verdict
-  std::vector<std::vector<float>> reward_parts;         // [prompts * samples][parts of the recipe's rewards]
+  std::vector<std::vector<uint8_t>> router;      // of the sampler (engine/rl/routing.h); empty: not recorded
+  std::vector<uint8_t> finished;                 // ended with an end token
+  std::vector<uint8_t> verdicts;                 // Verdict
+  std::vector<std::vector<float>> reward_parts;  // [prompts * samples][parts of the recipe's rewards]
   std::vector<float> rewards;
   std::vector<float> advantages;
 

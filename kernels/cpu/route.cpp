@@ -71,6 +71,20 @@ void gate(const Route& op, const float* scores, const int32_t* chosen, float* ga
   }
 }
 
+// Puts the experts of `replay` in the place of the chosen; returns whether they are another set.
+bool replace_choice(const int32_t* replay, int64_t num_experts, int64_t top_k, int32_t* chosen) {
+  const auto end = replay + top_k;
+  bool differs = false;
+  for (int64_t j = 0; j < top_k; ++j) {
+    FP4T_CHECK(
+        replay[j] >= 0 && replay[j] < num_experts && std::find(replay, replay + j, replay[j]) == replay + j,
+        Route::kName, ": replay of expert ", replay[j], " of ", num_experts);
+    differs = differs || std::find(replay, end, chosen[j]) == end;
+  }
+  std::copy(replay, end, chosen);
+  return differs;
+}
+
 // Rows sorted by expert, then by token.
 void counting_sort(const Route& op) {
   const int64_t tokens = op.logits.dim(0), num_experts = op.logits.dim(1), top_k = op.top_k;
@@ -189,6 +203,8 @@ void run(Queue& queue, const Route& op) {
   const float *logits = op.logits.as<float>(), *bias = op.bias.as<float>();
   float *scores = op.scores.as<float>(), *gates = op.gates.as<float>();
   int32_t* experts = op.experts.as<int32_t>();
+  const int32_t* replay = op.replay.empty() ? nullptr : op.replay.as<int32_t>();
+  int32_t* differs = replay ? op.differs.as<int32_t>() : nullptr;
   parallel_for(queue, op.logits.dim(0), kTokensPerChunk, [&](int64_t begin, int64_t end) {
     Scratch keys(n);
     for (int64_t t = begin; t < end; ++t) {
@@ -196,6 +212,10 @@ void run(Queue& queue, const Route& op) {
       score(op.kind, logits + t * n, n, row);
       for (int64_t e = 0; e < n; ++e) keys.get()[e] = row[e] + bias[e];
       choose(keys.get(), n, top_k, experts + t * top_k);
+      if (replay) {
+        const int32_t* given = replay + t * top_k;
+        differs[t] = given[0] >= 0 && replace_choice(given, n, top_k, experts + t * top_k) ? 1 : 0;
+      }
       gate(op, row, experts + t * top_k, gates + t * top_k);
     }
   });

@@ -8,6 +8,7 @@
 
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/scan.cuh"
@@ -28,6 +29,9 @@ struct RouteArgs {
   const float *logits, *bias;
   float *scores, *gates;
   int32_t *experts, *offsets, *row_of, *token_of;
+  const int32_t* replay;  // null: none
+  int32_t* differs;
+  FaultSink sink;
   int64_t tokens, blocks;
   int num_experts, top_k;
   int rows;  // tokens of one block, at most 32
@@ -64,6 +68,28 @@ __device__ void write_choice(const RouteArgs& a, int64_t at, int r, const float*
   a.gates[at] = share * a.gate_scale;
   a.experts[at] = static_cast<int32_t>(e);
   atomicOr(&masks[e], 1u << r);
+}
+
+// The experts that the token is to take, or null.
+__device__ const int32_t* replay_of(const RouteArgs& a, int64_t token) {
+  const int32_t* given = a.replay ? a.replay + token * a.top_k : nullptr;
+  return given && given[0] >= 0 ? given : nullptr;
+}
+
+__device__ bool holds(const int32_t* given, int top_k, uint32_t index) {
+  for (int j = 0; j < top_k; ++j) {
+    if (given[j] == static_cast<int32_t>(index)) return true;
+  }
+  return false;
+}
+
+// The j-th of the given experts; what is out of range or there before is reported, and the own choice stays.
+__device__ uint32_t given_expert(const RouteArgs& a, const int32_t* given, int64_t token, int j, uint32_t own,
+                                 int lane) {
+  const int32_t e = given[j];
+  const bool good = e >= 0 && e < a.num_experts && !holds(given, j, static_cast<uint32_t>(e));
+  if (!good && lane == 0) report(a.sink, FaultKind::kIndex, token, e);
+  return good ? static_cast<uint32_t>(e) : own;
 }
 
 // Unsigned integers in the order of the floats; NaN as +inf, -0 as +0; 0 is below all of them.
@@ -126,6 +152,8 @@ struct Lane {
     __syncwarp();
     float chosen_sum = 0.0f;  // in the order of choice
     uint32_t mine = 0;
+    const int32_t* given = replay_of(a, token);
+    bool differs = false;
     for (int j = 0; j < a.top_k; ++j) {
       Best best;
 #pragma unroll
@@ -134,9 +162,15 @@ struct Lane {
       const uint32_t index = __reduce_min_sync(0xFFFFFFFFu, best.key == top ? best.index : 0xFFFFFFFFu);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) keys[i] = index == static_cast<uint32_t>(lane + 32 * i) ? 0 : keys[i];
-      chosen_sum = chosen_sum + row[index];
-      mine = lane == j ? index : mine;
+      uint32_t taken = index;
+      if (given) {
+        differs = differs || !holds(given, a.top_k, index);
+        taken = given_expert(a, given, token, j, index, lane);
+      }
+      chosen_sum = chosen_sum + row[taken];
+      mine = lane == j ? taken : mine;
     }
+    if (a.replay && lane == 0) a.differs[token] = differs;
     if (lane < a.top_k) write_choice(a, token * a.top_k + lane, r, row, chosen_sum, mine, masks);
     __syncwarp();
   }
@@ -168,6 +202,8 @@ struct Lane<0> {
     }
     __syncwarp();
     float chosen_sum = 0.0f;
+    const int32_t* given = replay_of(a, token);
+    bool differs = false;
     for (int j = 0; j < a.top_k; ++j) {
       const uint32_t top = __reduce_max_sync(0xFFFFFFFFu, best.key);
       const uint32_t index = __reduce_min_sync(0xFFFFFFFFu, best.key == top ? best.index : 0xFFFFFFFFu);
@@ -176,9 +212,15 @@ struct Lane<0> {
         best = Best{};
         for (int e = lane; e < n; e += 32) best.see(keys[e], e);
       }
-      chosen_sum = chosen_sum + row[index];
-      if (lane == 0) chosen[j] = static_cast<int32_t>(index);
+      uint32_t taken = index;
+      if (given) {
+        differs = differs || !holds(given, a.top_k, index);
+        taken = given_expert(a, given, token, j, index, lane);
+      }
+      chosen_sum = chosen_sum + row[taken];
+      if (lane == 0) chosen[j] = static_cast<int32_t>(taken);
     }
+    if (a.replay && lane == 0) a.differs[token] = differs;
     __syncwarp();
     for (int j = lane; j < a.top_k; j += 32) {
       write_choice(a, token * a.top_k + j, r, row, chosen_sum, static_cast<uint32_t>(chosen[j]), masks);
@@ -374,6 +416,9 @@ void run(Queue& queue, const Route& op) {
               op.offsets.as<int32_t>(),
               op.row_of.as<int32_t>(),
               op.token_of.as<int32_t>(),
+              op.replay.empty() ? nullptr : op.replay.as<int32_t>(),
+              op.replay.empty() ? nullptr : op.differs.as<int32_t>(),
+              fault_sink(queue, op.kName),
               tokens,
               blocks,
               num_experts,

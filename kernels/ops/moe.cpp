@@ -67,6 +67,10 @@ void Route::check() const {
   expect_tensor(kName, "row_of", row_of, DType::kI32, {tokens, top_k});
   expect_tensor(kName, "token_of", token_of, DType::kI32, {tokens * top_k});
   FP4T_CHECK(std::isfinite(gate_scale), kName, ".gate_scale ", gate_scale);
+  if (!replay.empty()) {
+    expect_tensor(kName, "replay", replay, DType::kI32, {tokens, top_k});
+    expect_tensor(kName, "differs", differs, DType::kI32, {tokens});
+  }
   for (const TensorView& output : {scores, experts, gates, offsets, row_of, token_of}) {
     expect_disjoint(kName, "an output", output, "logits", logits);
     expect_disjoint(kName, "an output", output, "bias", bias);

@@ -30,7 +30,8 @@ struct RouterLogitsBackward {
 // Scores by softmax or sigmoid (kernels/formats/math.h, so Bitwise); experts chosen by score + bias, ties
 // to the lower index (NaN counts as largest, so that it stays visible in the gates); gates are the chosen
 // scores without bias, divided by their sum when `normalise` (a sum of 0 gives gates of 0), times
-// `gate_scale`.
+// `gate_scale`. Where a token's `replay` names experts, these take the place of its choice, in that order;
+// the scores stay its own.
 struct Route {
   static constexpr const char* kName = "route";
   TensorView logits;  // F32 [T, E]
@@ -39,12 +40,14 @@ struct Route {
   int64_t top_k;
   bool normalise;
   float gate_scale;
-  TensorView scores;    // F32 [T, E]
-  TensorView experts;   // I32 [T, k], by descending score + bias
-  TensorView gates;     // F32 [T, k]
-  TensorView offsets;   // I32 [E + 1], first permuted row of each expert
-  TensorView row_of;    // I32 [T, k], permuted row of each (token, choice)
-  TensorView token_of;  // I32 [T * k], token of each permuted row
+  TensorView scores;        // F32 [T, E]
+  TensorView experts;       // I32 [T, k], by descending score + bias
+  TensorView gates;         // F32 [T, k]
+  TensorView offsets;       // I32 [E + 1], first permuted row of each expert
+  TensorView row_of;        // I32 [T, k], permuted row of each (token, choice)
+  TensorView token_of;      // I32 [T * k], token of each permuted row
+  TensorView replay = {};   // optional I32 [T, k]; a row that begins with -1: the token's own choice
+  TensorView differs = {};  // with replay I32 [T]: 1 where the own choice is another set of experts, else 0
   void check() const;
 };
 

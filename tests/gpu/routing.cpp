@@ -51,6 +51,25 @@ TEST(GpuRouting, routes_are_bitwise) {
   }
 }
 
+// Given experts for two tokens of three, some of them the token's own.
+TEST(GpuRouting, replays_are_bitwise) {
+  for (const Size& s : kSizes) {
+    SCOPED_TRACE(text(s));
+    Mirror m;
+    const Tensors t(m, s);
+    Route op = t.route(RouterKind::kSoftmax, true);
+    op.replay = m.fresh(DType::kI32, {s.tokens, s.top_k});
+    op.differs = m.fresh(DType::kI32, {s.tokens});
+    for (int64_t i = 0; i < s.tokens; ++i) {
+      int32_t* row = op.replay.as<int32_t>() + i * s.top_k;
+      for (int64_t j = 0; j < s.top_k; ++j) {
+        row[j] = i % 3 == 0 ? -1 : static_cast<int32_t>((i * 5 + j) % s.experts);
+      }
+    }
+    m.check(op);
+  }
+}
+
 TEST(GpuRouting, ties_go_to_the_lower_index) {
   Mirror m;
   const Size s{200, 64, 6};

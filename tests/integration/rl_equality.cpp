@@ -68,6 +68,8 @@ class RlEquality : public ::testing::Test {
     EXPECT_EQ(figures("logprob_equal_fraction"), std::vector<double>(kSteps, 1.0));
     EXPECT_EQ(figures("logprob_difference_max"), std::vector<double>(kSteps, 0.0));
     EXPECT_EQ(figures("generation_kl"), std::vector<double>(kSteps, 0.0));
+    EXPECT_EQ(figures("rho_mean"), std::vector<double>(kSteps, 1.0));
+    EXPECT_EQ(figures("effective_share"), std::vector<double>(kSteps, 1.0));
     EXPECT_EQ(summary_of(run_).at("logprob_equal_fraction_min"), 1.0);
   }
 

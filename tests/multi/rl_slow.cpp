@@ -3,6 +3,7 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <map>
 
 #include "tests/support/runs.h"
 
@@ -86,6 +87,42 @@ TEST_F(RlRanks, rollouts_and_accuracy_depend_on_no_layout) {
     EXPECT_EQ(metrics_of(run, "eval", "rl")[0], start[0]) << "on " << ranks;
   }
   EXPECT_GT(first[0].at("grad_norm").get<double>(), 0);
+}
+
+// The same weights, sampled and scored by 1, 2 and 4 ranks' experts for 50 steps: with a learning rate and a
+// bias rate of 0, and with rows whose bits depend on no neighbour, every log-probability is the sampler's and
+// the other layouts'.
+TEST_F(RlRanks, without_learning_log_probabilities_are_equal_over_expert_parallel_degrees) {
+  std::string text = kRl;
+  text.replace(text.find("precision: {preset: fp32}"), 25, R"(precision:
+  rl.sampler: &rows
+    - {module: head, format: bf16}
+    - {module: "experts.*", operand: act, format: nvfp4, scale_rule: four_over_six, scale_scope: row}
+    - {module: "*", format: nvfp4, scale_rule: four_over_six}
+  rl.trainer.forward: *rows)");
+  write_inputs(folder_.path(), text);
+  std::map<std::string, std::string> first;
+  for (const int n : {1, 2, 4}) {
+    const std::string name = "e" + std::to_string(n);
+    auto more = expert(n);
+    more.insert(more.end(), {"--set", "stages.0.rl.optimizer.learning_rate=0", "--set",
+                             "stages.0.rl.steps=50", "--set", "model.moe.balance.bias_rate=0", "--set",
+                             "stages.0.rl.checkpoint={every_updates: 1, keep: 200}", "--set",
+                             "stages.0.rl.objective.router_replay=sampler"});
+    on(n, name, more);
+    EXPECT_EQ(step_figures(dir(name), "rl", "logprob_equal_fraction"), std::vector<double>(50, 1.0)) << n;
+    EXPECT_EQ(step_figures(dir(name), "rl", "logprob_difference_max"), std::vector<double>(50, 0.0)) << n;
+    EXPECT_EQ(step_figures(dir(name), "rl", "router_disagreement"), std::vector<double>(50, 0.0)) << n;
+    std::map<std::string, std::string> all;
+    for (int step = 0; step < 50; ++step) {
+      const std::string at = dir(name) + "/checkpoints/step_0_" + std::to_string(step) + "_1";
+      const auto hashes = tensor_hashes_of(at, "rollout.");
+      EXPECT_GE(hashes.size(), 15u);
+      for (const auto& [tensor, hash] : hashes) all[tensor + " " + std::to_string(step)] = hash;
+    }
+    if (first.empty()) first = all;
+    EXPECT_EQ(all, first) << n;
+  }
 }
 
 TEST_F(RlRanks, a_kill_between_two_updates_changes_nothing) {

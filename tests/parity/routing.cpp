@@ -347,5 +347,42 @@ TEST(Routing, wrong_arguments_are_refused) {
   EXPECT_THROW(r.route(queue), InternalError);
 }
 
+// Tokens 0 and 1 are given experts, the first the set of its own choice in another order; token 2 chooses.
+TEST(Routing, given_experts_take_the_place_of_the_choice_with_the_tokens_own_scores) {
+  Queue queue = Queue::cpu(1);
+  for (const bool normalise : {true, false}) {
+    Routing own({3, 6, 2, RouterKind::kSoftmax, normalise, 2.0f});
+    for (int64_t t = 0; t < 3; ++t) prefer(own, t, {4, 1});
+    own.route(queue);
+    Routing r(own.setup);
+    for (int64_t t = 0; t < 3; ++t) prefer(r, t, {4, 1});
+    HostTensor replay(DType::kI32, {3, 2}), differs(DType::kI32, {3});
+    const std::vector<int32_t> given = {1, 4, 5, 4, -1, -1};
+    std::copy(given.begin(), given.end(), replay.as<int32_t>());
+    run(queue, Route{r.logits.view(), r.bias.view(), r.setup.kind, 2, normalise, 2.0f, r.scores.view(),
+                     r.experts.view(), r.gates.view(), r.offsets.view(), r.row_of.view(), r.token_of.view(),
+                     replay.view(), differs.view()});
+    expect_sorted_permutation(r);
+    const int32_t* experts = r.experts.as<int32_t>();
+    EXPECT_EQ(std::vector<int32_t>(experts, experts + 6), (std::vector<int32_t>{1, 4, 5, 4, 4, 1}));
+    const int32_t* d = differs.as<int32_t>();
+    EXPECT_EQ(std::vector<int32_t>(d, d + 3), (std::vector<int32_t>{0, 1, 0}));
+    for (int64_t i = 0; i < 3 * 6; ++i) EXPECT_EQ(r.scores.as<float>()[i], own.scores.as<float>()[i]);
+    for (int64_t t = 0; t < 3; ++t) {
+      const float* scores = r.scores.as<float>() + t * 6;
+      const float a = scores[experts[2 * t]], b = scores[experts[2 * t + 1]];
+      EXPECT_EQ(r.gates.as<float>()[2 * t], (normalise ? a / (a + b) : a / 1.0f) * 2.0f);
+      EXPECT_EQ(r.gates.as<float>()[2 * t + 1], (normalise ? b / (a + b) : b / 1.0f) * 2.0f);
+    }
+    for (const int32_t wrong : {6, 4}) {  // no such expert; one twice
+      replay.as<int32_t>()[2] = wrong;
+      EXPECT_THROW(run(queue, Route{r.logits.view(), r.bias.view(), r.setup.kind, 2, normalise, 2.0f,
+                                    r.scores.view(), r.experts.view(), r.gates.view(), r.offsets.view(),
+                                    r.row_of.view(), r.token_of.view(), replay.view(), differs.view()}),
+                   InternalError);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fp4t::test

@@ -52,12 +52,13 @@ stages:
       steps: 12
       task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: 0123456789abcdef}, permute_rewards: true}
       sampling: {prompts: 8, samples: 4, temperature: 0.5, top_p: 0.75, max_tokens: 10, max_batch: 64, end_tokens: [";", "<eod>"]}
-      objective: {clip_low: 0.1, clip_high: 0.3, normalise_std: false, drop_zero_advantage: false, kl: 0.01, epochs: 2, mini_batches: 4, micro_tokens: 1000, average: sequence}
+      objective: {kind: gspo, clip_low: 0.1, clip_high: 0.3, clip_dual: 3, normalise_std: false, drop_zero_advantage: false, mask_truncated: true, resample: 2, overlong_tokens: 4, overlong_penalty: 0.5, kl: 0.01, kl_estimator: k1, kl_in: reward, entropy: 0.125, epochs: 2, mini_batches: 4, micro_tokens: 1000, average: constant, average_tokens: 7, mismatch: {cap: 3, token_low: 0.5, token_high: 5, sequence_low: 0.75, sequence_high: 1.5, veto: 1e-4}, router_replay: sampler}
       optimizer: {learning_rate: 0.25, beta1: 0.6, beta2: 0.7, eps: 1e-6, weight_decay: 0.1, clip_norm: 2, state: keep}
       schedule: {kind: constant, warmup: 4}
       eval: {every: 3, tokens: 100, task: {kind: countdown, low: 2, high: 8, numbers: 5, held_out: {fraction: 0.5, seed: 7, hash: 0123456789abcdef}}, task_samples: 2, task_problems: 6, max_tokens: 12, prompts: [x]}
       checkpoint: {every: 9, every_updates: 3, keep: 5}
       on_nonfinite: stop
+      stop_without_signal: 21
 )";
 
 // A dense run from imported weights: Muon, WSD, YaRN; what the first cannot say.
@@ -82,6 +83,7 @@ stages:
   - rl:
       steps: 12
       task: {kind: countdown}
+      objective: {kind: rloo, mismatch: {importance: raw}}
       optimizer: {kind: muon, muon_learning_rate: 0.5, muon_momentum: 0.75, muon_iterations: 3}
       schedule: {kind: wsd, final_fraction: 0.25, decay_fraction: 0.5}
       max_skips: 2
@@ -140,8 +142,7 @@ stages:
 
 // Keys that have one legal value so far.
 const std::set<std::string> kSingleValued = {"run.deterministic", "run.allow_fault_injection",
-                                             "parallel.expert", "parallel.zero",
-                                             "stages[].rl.objective.kind"};
+                                             "parallel.expert", "parallel.zero"};
 
 HeldOutSpec held_out(double fraction, uint64_t seed, const char* hash) {
   return {.fraction = fraction, .seed = seed, .hash = hash};
@@ -251,15 +252,33 @@ Recipe first() {
                  .max_tokens = 10,
                  .max_batch = 64,
                  .end_tokens = {";", "<eod>"}};
-  rl.objective = {.clip_low = 0.1,
-                  .clip_high = 0.3,
+  rl.objective = {.kind = "gspo",
                   .normalise_std = false,
+                  .ratio = "sequence",
+                  .clip_low = 0.1,
+                  .clip_high = 0.3,
+                  .clip_dual = 3,
+                  .average = "constant",
+                  .average_tokens = 7,
                   .drop_zero_advantage = false,
+                  .mask_truncated = true,
+                  .resample = 2,
+                  .overlong_tokens = 4,
+                  .overlong_penalty = 0.5,
                   .kl = 0.01,
+                  .kl_estimator = "k1",
+                  .kl_in = "reward",
+                  .entropy = 0.125,
                   .epochs = 2,
                   .mini_batches = 4,
                   .micro_tokens = 1000,
-                  .average = "sequence"};
+                  .mismatch = {.cap = 3,
+                               .token_low = 0.5,
+                               .token_high = 5,
+                               .sequence_low = 0.75,
+                               .sequence_high = 1.5,
+                               .veto = 1e-4},
+                  .router_replay = "sampler"};
   rl.optimizer = p.optimizer;
   rl.optimizer.learning_rate = 0.25;
   rl.schedule = {.kind = "constant", .warmup = 4};
@@ -267,6 +286,7 @@ Recipe first() {
   rl.eval.prompts = {"x"};
   rl.checkpoint = {.every = 9, .every_updates = 3, .keep = 5};
   rl.on_nonfinite = "stop";
+  rl.stop_without_signal = 21;
   r.stages = {p, rl};
   return r;
 }
@@ -295,6 +315,13 @@ Recipe second() {
   RlSpec rl;
   rl.steps = 12;
   rl.task.kind = "countdown";
+  rl.objective.kind = "rloo";
+  rl.objective.baseline = "leave_one_out";
+  rl.objective.normalise_std = false;
+  rl.objective.clip_form = "none";
+  rl.objective.average = "constant";
+  rl.objective.average_tokens = 1;
+  rl.objective.mismatch.importance = "raw";
   rl.optimizer = p.optimizer;
   rl.schedule = {.kind = "wsd", .final_fraction = 0.25, .decay_fraction = 0.5};
   rl.max_skips = 2;

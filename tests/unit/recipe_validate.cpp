@@ -123,6 +123,46 @@ TEST(recipe_validate, rollouts_fit) {
   EXPECT_REFUSED(with_rl(), Set{"stages[1].rl.task={low: 5, high: 4}"}, "rl.task.low: found 5");
 }
 
+TEST(recipe_validate, objectives_mean_what_their_kind_says) {
+  const auto objective = [](const std::string& keys) { return Set{"stages[1].rl.objective=" + keys}; };
+  for (const char* kind : {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"}) {
+    EXPECT_EQ(accepted(with_rl(), objective(std::string("{kind: ") + kind + "}")), "");
+    EXPECT_REFUSED(
+        with_rl(),
+        (Set{std::string("stages[1].rl.objective={kind: ") + kind + "}", "stages[1].rl.sampling.samples=1"}),
+        "samples: found 1", "at least 2", kind);
+  }
+  EXPECT_REFUSED(with_rl(), objective("{kind: dr_grpo, normalise_std: true}"), "normalise_std: found true",
+                 "allowed: false, which is what kind dr_grpo means");
+  EXPECT_REFUSED(with_rl(), objective("{kind: dapo, average: sequence}"), "average: found sequence",
+                 "kind dapo");
+  EXPECT_REFUSED(with_rl(), objective("{kind: gspo, ratio: token}"), "ratio: found token", "kind gspo");
+  EXPECT_REFUSED(with_rl(), objective("{kind: grpo, clip_form: cispo}"), "clip_form: found cispo",
+                 "kind grpo");
+  EXPECT_REFUSED(with_rl(), objective("{kind: rloo, baseline: group_mean}"), "baseline: found group_mean");
+  EXPECT_EQ(accepted(with_rl(), objective("{kind: rloo, clip_form: ppo, clip_low: 0.1}")), "");
+  EXPECT_REFUSED(with_rl(), objective("{kind: rloo, clip_low: 0.1}"), "clip_low",
+                 "clip_form is ppo or cispo");
+  EXPECT_REFUSED(with_rl(), objective("{kind: cispo, clip_dual: 3}"), "clip_dual", "clip_form is ppo");
+  EXPECT_REFUSED(with_rl(), objective("{clip_dual: 1}"), "clip_dual: found 1", "above 1");
+  EXPECT_REFUSED(with_rl(), objective("{average_tokens: 9}"), "average_tokens", "average is constant");
+  EXPECT_REFUSED(with_rl(), objective("{kl_estimator: k2}"), "kl_estimator", "kl is above 0");
+  EXPECT_REFUSED(with_rl(), objective("{overlong_tokens: 17}"), "overlong_tokens: found 17",
+                 "sampling.max_tokens (16)");
+  EXPECT_REFUSED(with_rl(), objective("{mismatch: {importance: raw, cap: 3}}"), "cap",
+                 "importance is truncated");
+  EXPECT_REFUSED(with_rl(), objective("{mismatch: {token_low: 0.5}}"), "token_low", "token_high is above 0");
+  EXPECT_REFUSED(with_rl(), objective("{mismatch: {sequence_low: 0.5, sequence_high: 0.25}}"),
+                 "sequence_low: found 0.5", "below sequence_high (0.25)");
+}
+
+TEST(recipe_validate, routing_is_replayed_where_there_are_experts) {
+  const std::string replay = "stages[1].rl.objective.router_replay=sampler";
+  EXPECT_EQ(accepted(with_rl(), {replay}), "");
+  EXPECT_REFUSED(with_rl(), (Set{replay, "model.moe={}", "model.mlp_hidden=64"}),
+                 "router_replay: found sampler", "without experts");
+}
+
 TEST(recipe_validate, checkpoints_outlive_one_that_is_damaged) {
   EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.checkpoint.keep=1"}, "checkpoint.keep: found 1",
                  "at least 2");

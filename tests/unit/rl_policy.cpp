@@ -17,6 +17,12 @@ ObjectiveSpec plain() {
   return o;
 }
 
+// As one of the group-relative kinds computes it.
+TokenObjective grpo_token(float now, float old, float reference, float advantage, const ObjectiveSpec& spec) {
+  const double ratio = static_cast<double>(now) - static_cast<double>(old);
+  return policy_token({now, reference, advantage, ratio, 1, 0}, policy_terms(spec));
+}
+
 TEST(Advantages, are_deviations_from_the_group_mean) {
   const auto a = group_advantages({1, 0, 0, 0, 1, 1, 1, 1}, 4, false);
   EXPECT_EQ(a, (std::vector<float>{0.75f, -0.25f, -0.25f, -0.25f, 0, 0, 0, 0}));
@@ -40,12 +46,12 @@ TEST(Grpo, by_hand) {
   TokenObjective o = grpo_token(-1, -1, 0, 2, plain());
   EXPECT_FLOAT_EQ(o.loss, -2);
   EXPECT_FLOAT_EQ(o.d_log_prob, -2);
-  EXPECT_FALSE(o.clipped);
+  EXPECT_EQ(o.clipped, kNotClipped);
   // Ratio 1.5 with A > 0: clipped at 1.3, no gradient.
   o = grpo_token(std::log(1.5f), 0, 0, 2, plain());
   EXPECT_FLOAT_EQ(o.loss, -2.6f);
   EXPECT_EQ(o.d_log_prob, 0);
-  EXPECT_TRUE(o.clipped);
+  EXPECT_EQ(o.clipped, kClippedHigh);
   // Ratio 1.5 with A < 0: the unclipped branch is the smaller one.
   o = grpo_token(std::log(1.5f), 0, 0, -2, plain());
   EXPECT_FLOAT_EQ(o.loss, 3);
@@ -53,7 +59,7 @@ TEST(Grpo, by_hand) {
   // Ratio 0.5 with A < 0: clipped at 0.8.
   o = grpo_token(std::log(0.5f), 0, 0, -2, plain());
   EXPECT_FLOAT_EQ(o.loss, 1.6f);
-  EXPECT_TRUE(o.clipped);
+  EXPECT_EQ(o.clipped, kClippedLow);
 }
 
 TEST(Grpo, gradient_is_the_derivative_of_the_loss) {
@@ -136,7 +142,7 @@ TEST(RolloutMetrics, lengths_are_by_status_and_equality_is_by_bits) {
   r.log_probs = {std::vector<float>(5, -1), std::vector<float>(9, -1), std::vector<float>(16, -1)};
   r.old_log_probs = r.log_probs;
   r.old_log_probs[2][3] = std::nextafter(-1.0f, 0.0f);
-  const MetricsRecord m = rollout_metrics(r, 16);
+  const MetricsRecord m = rollout_metrics(r, {});
   EXPECT_EQ(figure(m, "length_finished_min"), 5);
   EXPECT_EQ(figure(m, "length_finished_mean"), 7);
   EXPECT_EQ(figure(m, "length_finished_max"), 9);
