@@ -6,8 +6,11 @@
 namespace fp4t {
 
 int cmd_report(const AppOptions& options) {
-  write_report(options.run_dir);
-  std::printf("%s/report.html\n", options.run_dir.c_str());
+  std::string path = options.out;
+  if (path.empty())
+    path = options.run_dirs.size() == 1 ? options.run_dirs[0] + "/report.html" : "report.html";
+  write_report(options.run_dirs, path);
+  std::printf("%s\n", path.c_str());
   return 0;
 }
 

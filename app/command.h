@@ -19,17 +19,24 @@ struct AppOptions {
   int64_t ranks = 1;  // plan
   bool accept_changes = false;
   std::string command_line;
-  std::string checkpoint;       // inspect, generate
-  bool verify = false;          // inspect
-  std::string prompt;           // generate
-  int64_t max_tokens = 0;       // generate; 0: 128, or what fits
-  double temperature = 1.0;     // generate
-  double top_p = 1.0;           // generate
-  uint64_t seed = 1;            // generate
-  int64_t samples = 1;          // generate
-  std::string golden;           // selfcheck
-  std::string device = "auto";  // selfcheck
-  std::string run_dir;          // report
+  std::string checkpoint;             // inspect, generate, evaluate
+  bool verify = false;                // inspect
+  std::string prompt;                 // generate
+  int64_t max_tokens = 0;             // generate, evaluate; 0: 128, or what fits
+  double temperature = 1.0;           // generate
+  double top_p = 1.0;                 // generate
+  uint64_t seed = 1;                  // generate
+  int64_t samples = 1;                // generate
+  std::string golden;                 // selfcheck
+  std::string device = "auto";        // selfcheck
+  std::vector<std::string> run_dirs;  // report
+  std::string out;                    // report, evaluate
+  // evaluate
+  std::string table = "pretrain.forward";
+  std::string text, choices, prompts, field = "text", separator, before, after;
+  std::vector<std::string> stop;
+  int64_t context = 0, stride = 0, batch_tokens = 4096;
+  bool details = false;
 };
 
 int cmd_train(const AppOptions& options);
@@ -41,5 +48,6 @@ int cmd_inspect(const AppOptions& options);
 int cmd_generate(const AppOptions& options);
 int cmd_selfcheck(const AppOptions& options);
 int cmd_report(const AppOptions& options);
+int cmd_evaluate(const AppOptions& options);
 
 }  // namespace fp4t

@@ -50,6 +50,34 @@ CLI::Validator seed() {
       "WHOLE NUMBER");
 }
 
+// `fp4train evaluate`: files and how they are read.
+void add_evaluate_options(CLI::App* app, AppOptions& o) {
+  app->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
+  app->add_option("--table", o.table,
+                  "whose formats compute: pretrain.forward, rl.sampler or rl.trainer.forward")
+      ->check(CLI::IsMember({"pretrain.forward", "rl.sampler", "rl.trainer.forward"}));
+  app->add_option("--text", o.text, "perplexity of this file; .jsonl: of the texts in it");
+  app->add_option("--field", o.field, "key of the text in --text FILE.jsonl (text)");
+  app->add_option("--separator", o.separator, "a line that separates the documents of --text FILE");
+  app->add_option("--context", o.context, "tokens that a window reads (model.max_positions)")
+      ->check(number_from(1, 1e9));
+  app->add_option("--stride", o.stride, "tokens from window to window (half the context)")
+      ->check(number_from(1, 1e9));
+  app->add_option("--choices", o.choices, "multiple-choice questions, JSON lines");
+  app->add_option("--before", o.before, "text in front of every question");
+  app->add_option("--after", o.after, "text behind every question");
+  app->add_flag("--details", o.details, "also how every question came out");
+  app->add_option("--prompts", o.prompts, "prompts to complete greedily, JSON lines");
+  app->add_option("--stop", o.stop, "a completion ends before this text; several may be given")
+      ->allow_extra_args(false)
+      ->take_all();
+  app->add_option("--max-tokens", o.max_tokens, "a completion has at most so many tokens (128)")
+      ->check(number_from(1, 1e9));
+  app->add_option("--batch-tokens", o.batch_tokens, "tokens that are scored together (4096)")
+      ->check(number_from(1, 1e9));
+  app->add_option("--out", o.out, "write the result into this file, too");
+}
+
 struct Entry {
   CLI::App* app;
   int (*body)(const AppOptions&);
@@ -85,13 +113,18 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   generate->add_option("--top-p", o.top_p, "probability mass to draw from")->check(number_from(1e-6, 1));
   generate->add_option("--seed", o.seed, "seed of the draws")->check(seed());
   generate->add_option("--samples", o.samples, "how many continuations")->check(number_from(1, 1e6));
+  add_evaluate_options(
+      add("evaluate", "measure a checkpoint on files of text, questions or prompts", fp4t::cmd_evaluate), o);
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")
       ->required();
   selfcheck->add_option("--device", o.device, "what computes: auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  CLI::App* report = add("report", "draw report.html of a run folder again", fp4t::cmd_report);
-  report->add_option("dir", o.run_dir, "the run folder")->required();
+  CLI::App* report =
+      add("report", "draw the report of a run, or of several beside each other", fp4t::cmd_report);
+  report->add_option("dir", o.run_dirs, "run folders")->required();
+  report->add_option("--out", o.out,
+                     "the page (one run: report.html in its folder; several: report.html here)");
   return entries;
 }
 

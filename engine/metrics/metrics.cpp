@@ -13,6 +13,7 @@
 
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/tensorboard.h"
+#include "engine/metrics/times.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -54,6 +55,7 @@ int64_t keep_first_lines(const std::string& path, int64_t lines) {
 
 struct MetricsWriter::Impl {
   std::FILE* file = nullptr;
+  std::unique_ptr<TimesWriter> times;
   std::string dir, path;
   int64_t lines = 0;
   std::unique_ptr<TensorBoardFile> board;
@@ -79,6 +81,7 @@ MetricsWriter::MetricsWriter(const std::string& run_dir, int64_t keep_lines, con
   if (!impl_->file) throw SaveError(detail::concat("cannot write ", impl_->path, ": ", std::strerror(errno)));
   impl_->lines = kept;
   if (kept == 0) impl_->append(header_json);
+  impl_->times = std::make_unique<TimesWriter>(run_dir, kept);
 }
 
 MetricsWriter::~MetricsWriter() = default;
@@ -101,15 +104,20 @@ void MetricsWriter::write(const std::string& kind, const std::string& stage, int
     line[name] = number(value);
     scalars.emplace_back(stage + "/" + (kind == "step" ? "" : kind + "/") + name, value);
   }
-  for (const auto& [name, text] : record.texts) line[name] = text;
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const auto& [name, text] : record.texts) {
+    line[name] = text;
+    texts.emplace_back(stage + "/" + name, text);
+  }
   for (const auto& [name, values] : record.lists) {
     Json list = Json::array();
     for (double v : values) list.push_back(number(v));
     line[name] = std::move(list);
   }
   impl_->append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  impl_->times->add(impl_->lines);
   if (!impl_->board) impl_->board = std::make_unique<TensorBoardFile>(impl_->dir + "/tensorboard");
-  impl_->board->write(global_step, static_cast<double>(std::time(nullptr)), scalars);
+  impl_->board->write(global_step, static_cast<double>(std::time(nullptr)), scalars, texts);
 }
 
 }  // namespace fp4t

@@ -1,5 +1,6 @@
 // What a run reports: metrics.jsonl (the truth, one object a step, first line a header), a TensorBoard
-// event file, console lines, summary.json. Times and rates never go to metrics.jsonl.
+// event file, console lines, summary.json. Times and rates never go to metrics.jsonl: when its lines were
+// written stands in times.jsonl beside it.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ class MetricsWriter {
   ~MetricsWriter();
 
   // Appends one line {"kind": kind, "stage": stage, "step": step, ...}; also to TensorBoard under
-  // "<stage>/<key>" at `global_step`. Flushed at once.
+  // "<stage>/<key>" at `global_step`, and to times.jsonl {"line": its number, "seconds": of the run, without
+  // those of processes between a checkpoint and their end}. Flushed at once.
   void write(const std::string& kind, const std::string& stage, int64_t step, int64_t global_step,
              const MetricsRecord& record);
   int64_t lines() const;
@@ -59,9 +61,11 @@ class Console {
   std::unique_ptr<Impl> impl_;
 };
 
-// <run_dir>/report.html from <run_dir>/{metrics.jsonl, summary.json, plan.json}: self-contained, curves as
-// SVG. Draws what is there; throws BadDataError when the files are damaged, naming file and line.
+// <run_dir>/report.html from <run_dir>/{metrics.jsonl, times.jsonl, summary.json, plan.json}: self-contained,
+// curves as SVG. Draws what is there; throws BadDataError when the files are damaged, naming file and line,
+// and MissingInputError without metrics.jsonl. The same of several runs beside each other, at `path`.
 void write_report(const std::string& run_dir);
+void write_report(const std::vector<std::string>& run_dirs, const std::string& path);
 
 // The folder and those above it. Throws SaveError.
 void make_run_folder(const std::string& path);

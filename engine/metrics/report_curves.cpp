@@ -1,106 +1,201 @@
-// Curves of a stage over its steps.
+// Curves of a stage over its steps, its tokens or its time. Of one run, figures that belong together share a
+// chart; of several, every figure has its own, in which the runs are compared.
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "engine/metrics/report.h"
-#include "engine/metrics/svg.h"
 
 namespace fp4t {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+struct Curve {
+  std::string kind, key, name;
+};
+struct CurveGroup {
+  std::string title;
+  std::vector<Curve> curves;
+};
 
-// Means over runs of steps, so that a long noisy curve can be read.
-Series smoothed(Series s) {
-  constexpr size_t kPoints = 400;
-  if (s.points.size() <= kPoints) return s;
-  std::vector<std::pair<double, double>> out;
-  for (size_t i = 0; i < kPoints; ++i) {
-    const size_t begin = s.points.size() * i / kPoints, end = s.points.size() * (i + 1) / kPoints;
-    double x = 0, y = 0;
-    for (size_t k = begin; k < end; ++k) {
-      x += s.points[k].first;
-      y += s.points[k].second;
-    }
-    out.emplace_back(x / static_cast<double>(end - begin), y / static_cast<double>(end - begin));
-  }
-  s.points = std::move(out);
-  return s;
+enum class Axis { kStep, kTokens, kTime };
+constexpr std::pair<Axis, const char*> kAxes[] = {
+    {Axis::kStep, "ax-step"}, {Axis::kTokens, "ax-tokens"}, {Axis::kTime, "ax-time"}};
+
+const std::vector<double>& values_of(const MetricRows& rows, Axis axis) {
+  return axis == Axis::kStep ? rows.step : axis == Axis::kTokens ? rows.tokens : rows.seconds;
 }
 
-class Curves {
+class StageCurves {
  public:
-  Curves(const RunFiles& files, const std::string& stage) : files_(files), stage_(stage) {}
+  StageCurves(const Runs& runs, const std::string& stage) : runs_(runs), stage_(stage) {}
 
-  Series of(const std::string& kind, const std::string& key, const std::string& name) const {
-    Series s;
-    s.name = name;
-    s.dots = kind == "eval";
-    for (const Json& line : files_.lines) {
-      if (line.value("stage", "") == stage_ && line.value("kind", "") == kind && line.contains(key)) {
-        s.points.emplace_back(number_of(line, "step"), number_of(line, key));
-      }
-    }
-    return s;
+  bool has(const std::string& kind, const std::string& key) const {
+    return std::any_of(runs_.begin(), runs_.end(), [&](const RunData& run) {
+      const StageData* s = run.stage(stage_);
+      return s && s->has(kind, key);
+    });
   }
-  Series step(const std::string& key, const std::string& name) const {
-    return smoothed(of("step", key, name));
-  }
-  Series eval(const std::string& key, const std::string& name) const { return of("eval", key, name); }
 
-  // Held-out losses, one a source.
-  void add_losses(std::vector<Series>& series) const {
+  std::vector<std::string> keys(const std::string& kind, const std::string& prefix) const {
     std::set<std::string> keys;
-    for (const Json& line : files_.lines) {
-      if (line.value("stage", "") != stage_ || line.value("kind", "") != "eval") continue;
-      for (const auto& [key, value] : line.items()) {
-        if (key.rfind("loss.", 0) == 0) keys.insert(key);
+    for (const RunData& run : runs_) {
+      const StageData* s = run.stage(stage_);
+      if (!s) continue;
+      for (const auto& [key, column] : (kind == "eval" ? s->evals : s->steps).columns) {
+        if (key.rfind(prefix, 0) == 0) keys.insert(key);
       }
     }
-    for (const std::string& key : keys) series.push_back(eval(key, "held-out " + key.substr(5)));
+    return {keys.begin(), keys.end()};
   }
 
-  void chart(const std::string& title, std::vector<Series> series) {
-    std::erase_if(series, [](const Series& s) { return s.points.empty(); });
-    html_ += line_chart(title, "step", series);
+  void add(const CurveGroup& group) {
+    for (const Curve& c : group.curves) drawn_.insert(c.kind + " " + c.key);
+    if (runs_.size() == 1) {
+      html_ += chart(group.title, group.curves);
+      return;
+    }
+    for (const Curve& c : group.curves) {
+      html_ += chart(group.curves.size() == 1 ? group.title : group.title + ": " + c.name, {c});
+    }
   }
-  std::string html() const { return "<div class=\"charts\">" + html_ + "</div>"; }
+
+  // Figures that no group names, one a chart: what later versions log is seen without a change here.
+  std::string others() const {
+    std::string charts;
+    for (const char* kind : {"step", "eval"}) {
+      for (const std::string& key : keys(kind, "")) {
+        if (drawn_.count(std::string(kind) + " " + key)) continue;
+        charts += chart(kind == std::string("eval") ? "evaluation: " + key : key, {{kind, key, key}});
+      }
+    }
+    if (charts.empty()) return "";
+    return "<details><summary>All other figures</summary><div class=\"charts\">" + charts +
+           "</div></details>";
+  }
+  std::string html() const { return html_.empty() ? "" : "<div class=\"charts\">" + html_ + "</div>"; }
 
  private:
-  const RunFiles& files_;
+  std::vector<Series> series(const std::vector<Curve>& curves, Axis axis) const {
+    std::vector<Series> list;
+    for (size_t r = 0; r < runs_.size(); ++r) {
+      const StageData* stage = runs_[r].stage(stage_);
+      for (size_t c = 0; stage && c < curves.size(); ++c) {
+        const MetricRows& rows = curves[c].kind == "eval" ? stage->evals : stage->steps;
+        const auto column = rows.columns.find(curves[c].key);
+        if (column == rows.columns.end()) continue;
+        Series s;
+        s.name = runs_.size() > 1 ? runs_[r].label : curves[c].name;
+        s.dots = curves[c].kind == "eval" || column->second.size() == 1;
+        s.style = static_cast<int>(runs_.size() > 1 ? r : c);
+        const std::vector<double>& x = values_of(rows, axis);
+        for (const auto& [row, value] : column->second)
+          s.points.emplace_back(x[static_cast<size_t>(row)], value);
+        list.push_back(std::move(s));
+      }
+    }
+    return list;
+  }
+
+  // Seconds as what a reader counts in.
+  static const char* scale_time(std::vector<Series>& list) {
+    double most = 0;
+    for (const Series& s : list) {
+      for (const auto& [x, y] : s.points) most = std::isfinite(x) ? std::max(most, x) : most;
+    }
+    const double unit = most < 180 ? 1 : most < 3 * 3600 ? 60 : 3600;
+    for (Series& s : list) {
+      for (auto& [x, y] : s.points) x /= unit;
+    }
+    return unit == 1 ? "seconds" : unit == 60 ? "minutes" : "hours";
+  }
+
+  std::string chart(const std::string& title, const std::vector<Curve>& curves) const {
+    const std::vector<Series> by_step = series(curves, Axis::kStep);
+    std::string drawings;
+    for (const auto& [axis, css_class] : kAxes) {
+      std::vector<Series> list = axis == Axis::kStep ? by_step : series(curves, axis);
+      const char* label = axis == Axis::kStep ? "step" : axis == Axis::kTokens ? "tokens" : scale_time(list);
+      std::string svg = line_chart(title, label, list, css_class);
+      if (svg.empty() && axis == Axis::kStep) return "";
+      if (svg.empty()) {
+        svg = std::string("<p class=\"note ") + css_class + "\">" + label + " were not recorded.</p>";
+      }
+      drawings += svg;
+    }
+    return "<figure><figcaption>" + html_escape(title) + "</figcaption>" + drawings + chart_legend(by_step) +
+           "<p class=\"readout\" aria-live=\"polite\"></p></figure>";
+  }
+
+  const Runs& runs_;
   const std::string stage_;
+  std::set<std::string> drawn_;
   std::string html_;
 };
 
+void add_losses(StageCurves& c, bool rl) {
+  CurveGroup losses{rl ? "held-out loss, nats a token" : "loss, nats a token", {}};
+  if (!rl) losses.curves.push_back({"step", "loss", "training"});
+  for (const std::string& key : c.keys("eval", "loss.")) {
+    losses.curves.push_back({"eval", key, "held-out " + key.substr(5)});
+  }
+  losses.curves.push_back({"eval", "text_loss", "held-out text together"});
+  std::erase_if(losses.curves, [&](const Curve& curve) { return !c.has(curve.kind, curve.key); });
+  c.add(losses);
+}
+
+void add_rl(StageCurves& c) {
+  c.add({"reward and accuracy",
+         {{"step", "reward", "mean reward"},
+          {"step", "right", "right answers"},
+          {"eval", "accuracy", "held-out, sampled"},
+          {"eval", "accuracy_greedy", "held-out, greedy"}}});
+  CurveGroup parts{"parts of the reward", {}};
+  for (const std::string& key : c.keys("step", "reward."))
+    parts.curves.push_back({"step", key, key.substr(7)});
+  if (!parts.curves.empty()) c.add(parts);
+  add_losses(c, true);
+  c.add({"log-probabilities of sampler and trainer with equal bits, as a share",
+         {{"step", "logprob_equal_fraction", "equal bits"}}});
+  c.add({"difference of sampler's and trainer's log-probabilities, nats",
+         {{"step", "logprob_difference_max", "largest"}, {"step", "logprob_difference_mean", "mean"}}});
+  c.add({"KL of trainer and sampler, nats a token", {{"step", "generation_kl", "KL"}}});
+  c.add({"entropy of the policy, nats", {{"step", "entropy", "entropy"}}});
+  c.add({"tokens a completion",
+         {{"step", "length_finished_mean", "finished"},
+          {"step", "length_finished_max", "longest finished"},
+          {"step", "length_truncated_mean", "cut"}}});
+  c.add({"completions without use, as shares",
+         {{"step", "zero_variance_groups", "equal rewards"},
+          {"step", "truncated", "cut"},
+          {"step", "unverifiable", "no answer"},
+          {"step", "clip_fraction", "ratio clipped"}}});
+  c.add({"objective", {{"step", "loss", "mean over the updates"}}});
+}
+
 }  // namespace
 
-std::string stage_curves(const RunFiles& files, const std::string& stage) {
-  Curves c(files, stage);
-  std::vector<Series> losses;
-  if (!c.of("step", "reward", "").points.empty()) {
-    c.chart("reward and accuracy", {c.step("reward", "mean reward"), c.eval("accuracy", "held-out, sampled"),
-                                    c.eval("accuracy_greedy", "held-out, greedy")});
-    c.add_losses(losses);
-    c.chart("held-out loss, nats a token", losses);
-    c.chart("completions without use, as shares",
-            {c.step("zero_variance_groups", "equal rewards"), c.step("truncated", "cut"),
-             c.step("unverifiable", "no answer"), c.step("clip_fraction", "ratio clipped")});
-    c.chart("entropy of the policy, nats", {c.step("entropy", "entropy")});
-    c.chart("log-probabilities of sampler and trainer with equal bits, as a share",
-            {c.step("logprob_equal_fraction", "equal bits")});
-    c.chart("tokens a completion",
-            {c.step("length_finished_mean", "finished"), c.step("length_finished_max", "longest finished")});
+std::string stage_curves(const Runs& runs, const std::string& stage) {
+  StageCurves c(runs, stage);
+  if (c.has("step", "reward")) {
+    add_rl(c);
   } else {
-    losses.push_back(c.step("loss", "training"));
-    c.add_losses(losses);
-    c.chart("loss, nats a token", losses);
-    c.chart("held-out accuracy", {c.eval("accuracy", "sampled"), c.eval("accuracy_greedy", "greedy")});
+    add_losses(c, false);
+    c.add({"held-out accuracy", {{"eval", "accuracy", "sampled"}, {"eval", "accuracy_greedy", "greedy"}}});
   }
-  c.chart("gradient norm before clipping", {c.step("grad_norm", "norm")});
-  c.chart("learning rate", {c.step("learning_rate", "rate")});
-  c.chart("largest expert load over the mean", {c.step("max_vio", "worst layer")});
-  return c.html();
+  c.add({"gradient norm before clipping", {{"step", "grad_norm", "norm"}}});
+  c.add({"learning rate", {{"step", "learning_rate", "rate"}}});
+  c.add({"largest expert load over the mean", {{"step", "max_vio", "worst layer"}}});
+  for (const auto& [prefix, title] :
+       {std::pair{"quant_error.", "quantisation error of forward activations, percent of energy"},
+        {"quant_bias.", "quantisation bias of forward activations, percent of signal"}}) {
+    CurveGroup group{title, {}};
+    for (const std::string& key : c.keys("step", prefix)) {
+      group.curves.push_back({"step", key, key.substr(std::string(prefix).size())});
+    }
+    if (!group.curves.empty()) c.add(group);
+  }
+  return c.html() + c.others();
 }
 
 }  // namespace fp4t

@@ -1,133 +1,147 @@
-// What differs between layers: expert load and quantisation error.
+// What differs between layers: expert load; quantisation error, bias, clipped and flushed values.
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <cstdio>
 
 #include "engine/metrics/report.h"
-#include "engine/metrics/svg.h"
 
 namespace fp4t {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+constexpr size_t kMostExpertColumns = 64;
 
-std::string load_map(const Json& line) {
+// Shares of the even load: of every expert, or of many their quantiles.
+void add_load_row(HeatMap& map, const std::vector<double>& load) {
+  double total = 0;
+  for (const double x : load) total += std::isfinite(x) ? x : 0;
+  std::vector<double> row;
+  for (const double x : load) row.push_back(total > 0 ? x / total * static_cast<double>(load.size()) : 0.0);
+  if (load.size() > kMostExpertColumns) {
+    std::erase_if(row, [](double x) { return !std::isfinite(x); });
+    std::sort(row.begin(), row.end());
+    std::vector<double> quantiles;
+    for (const double q : {0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0}) {
+      const auto last = static_cast<double>(std::max<size_t>(row.size(), 1) - 1);
+      quantiles.push_back(row.empty() ? std::nan("") : row[static_cast<size_t>(std::lround(q * last))]);
+    }
+    row = std::move(quantiles);
+  }
+  map.values.push_back(std::move(row));
+}
+
+std::string load_map(const std::string& of, const ExpertLoad& load) {
   HeatMap map;
-  map.title = "expert load at step " + std::to_string(line.at("step").get<int64_t>()) + ", even load = 1";
+  map.title = "expert load" + of + " at step " + step_text(load.step) + ", even load = 1";
   map.high = 2;
   map.format = "%.2f";
-  for (int64_t l = 0; line.contains("expert_load." + std::to_string(l)); ++l) {
-    const auto load = line["expert_load." + std::to_string(l)].get<std::vector<double>>();
-    double total = 0;
-    for (double x : load) total += x;
-    std::vector<double> row;
-    for (double x : load) row.push_back(total > 0 ? x / total * static_cast<double>(load.size()) : 0.0);
-    map.rows.push_back("MoE layer " + std::to_string(l));
-    map.values.push_back(std::move(row));
+  size_t most = 0;
+  for (const std::vector<double>& layer : load.layers) {
+    map.rows.push_back("MoE layer " + std::to_string(map.rows.size()));
+    add_load_row(map, layer);
+    most = std::max(most, layer.size());
   }
-  for (size_t e = 0; e < map.values[0].size(); ++e) map.columns.push_back("expert " + std::to_string(e));
+  if (most > kMostExpertColumns) {
+    map.corner = std::to_string(most) + " experts";
+    map.columns = {"least", "10 %", "25 %", "median", "75 %", "90 %", "most"};
+  } else {
+    map.corner = "expert";
+    for (size_t e = 0; e < most; ++e) map.columns.push_back(std::to_string(e));
+  }
   return heat_map(map);
 }
 
-// Figures of one operand in one layer, summed over the lines that measured it.
-struct Cell {
-  static constexpr size_t kFigures =
-      3;  // error energy over signal energy; shares flushed to zero and clipped
-  double sum[kFigures] = {};
-  double count = 0;
+struct FigureMap {
+  int figure;
+  const char* title;
+  double least_high;  // percent of the deepest colour, unless a run has more
+  const char* format;
 };
-using Cells = std::map<std::string, std::map<int64_t, Cell>>;  // by operand, then layer
+constexpr FigureMap kFigureMaps[] = {
+    {OperandFigures::kError, "error energy over signal energy, percent", 2, "%.3g"},
+    {OperandFigures::kBias, "bias, percent of the signal: below 0 values shrink", 0.5, "%+.3f"},
+    {OperandFigures::kFlushed, "flushed to zero, percent of elements", 10, "%.2g"},
+    {OperandFigures::kClipped, "clipped, percent of elements", 1, "%.2g"},
+};
 
-// "quant.0002.experts.down.fprop.act": [error, flushed, clipped, chose four]
-void add_line(const Json& line, Cells& cells) {
-  constexpr size_t kPrefix = 6, kDigits = 4;
-  for (const auto& [key, value] : line.items()) {
-    if (key.rfind("quant.", 0) != 0 || key.size() < kPrefix + kDigits + 2) continue;
-    if (!value.is_array() || value.size() < Cell::kFigures || !value[0].is_number()) continue;
-    Cell& cell = cells[key.substr(kPrefix + kDigits + 1)][std::stoll(key.substr(kPrefix, kDigits))];
-    for (size_t f = 0; f < Cell::kFigures; ++f) {
-      if (value[f].is_number()) cell.sum[f] += value[f].get<double>();
-    }
-    cell.count += 1;
+std::vector<int64_t> layers_of(const StageData& stage) {
+  std::vector<int64_t> layers;
+  for (const auto& [operand, cells] : stage.operands) {
+    for (const auto& [layer, cell] : cells) layers.push_back(layer);
   }
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  return layers;
 }
 
-std::string figure_map(const Cells& cells, const std::vector<int64_t>& layers, size_t figure,
-                       const std::string& title, double high, const char* format) {
+HeatMap figure_map(const StageData& stage, const FigureMap& what, const std::string& of) {
   HeatMap map;
-  map.title = title;
-  map.high = high;
-  map.format = format;
-  for (const int64_t layer : layers) map.columns.push_back("layer " + std::to_string(layer));
-  for (const auto& [operand, row] : cells) {
+  map.title = what.title + of;
+  map.corner = "layer";
+  map.format = what.format;
+  map.high = what.least_high;
+  const std::vector<int64_t> layers = layers_of(stage);
+  for (const int64_t layer : layers) map.columns.push_back(std::to_string(layer));
+  bool any = false;
+  for (const auto& [operand, cells] : stage.operands) {
     std::vector<double> values;
     for (const int64_t layer : layers) {
-      const auto it = row.find(layer);
-      values.push_back(it == row.end() ? std::nan("") : 100 * it->second.sum[figure] / it->second.count);
+      const auto it = cells.find(layer);
+      values.push_back(it == cells.end() ? std::nan("") : 100 * it->second.mean(what.figure));
+      any = any || std::isfinite(values.back());
     }
     map.rows.push_back(operand);
     map.values.push_back(std::move(values));
   }
-  return heat_map(map);
+  if (!any) map.rows.clear();  // older runs did not measure it
+  return map;
 }
 
-// The error of each activation over the steps, mean over the layers: whether training drifts away from what
-// the formats can hold.
-std::string error_curves(const RunFiles& files, const std::string& stage) {
-  std::map<std::string, Series> series;
-  for (const Json& line : files.lines) {
-    if (line.value("stage", "") != stage) continue;
-    Cells cells;
-    add_line(line, cells);
-    for (const auto& [operand, row] : cells) {
-      constexpr const char* kForward = ".fprop.act";
-      if (!operand.ends_with(kForward)) continue;
-      double sum = 0;
-      for (const auto& [layer, cell] : row) sum += 100 * cell.sum[0] / cell.count;
-      Series& s = series[operand];
-      s.name = operand.substr(0, operand.size() - std::string(kForward).size());
-      s.points.emplace_back(number_of(line, "step"), sum / static_cast<double>(row.size()));
-    }
+double deepest(const HeatMap& map) {
+  double most = map.high;
+  for (const auto& row : map.values) {
+    for (const double v : row) most = std::isfinite(v) ? std::max(most, std::abs(v)) : most;
   }
-  std::vector<Series> list;
-  for (auto& [operand, s] : series) list.push_back(std::move(s));
-  return line_chart("quantisation error of forward activations, percent of energy", "step", list);
+  return most;
 }
+
+std::string of_run(const Runs& runs, size_t run) { return runs.size() > 1 ? ", " + runs[run].label : ""; }
 
 }  // namespace
 
-std::string expert_load(const RunFiles& files, const std::string& stage) {
-  const Json *first = nullptr, *last = nullptr;
-  for (const Json& line : files.lines) {
-    if (line.value("stage", "") != stage || !line.contains("expert_load.0")) continue;
-    if (!first) first = &line;
-    last = &line;
+std::string expert_load(const Runs& runs, const std::string& stage) {
+  std::string maps;
+  for (size_t r = 0; r < runs.size(); ++r) {
+    const StageData* s = runs[r].stage(stage);
+    if (!s || s->first_load.layers.empty()) continue;
+    if (runs.size() == 1 && s->last_load.step != s->first_load.step) maps += load_map("", s->first_load);
+    maps += load_map(of_run(runs, r), s->last_load);
   }
-  if (!first) return "";
-  return "<h3>Expert load by layer</h3><div class=\"charts\">" + load_map(*first) +
-         (last == first ? "" : load_map(*last)) + "</div>";
+  if (maps.empty()) return "";
+  return "<h3>Expert load by layer</h3><div class=\"heats\">" + maps + "</div>";
 }
 
-std::string quantisation_error(const RunFiles& files, const std::string& stage) {
-  Cells cells;
-  for (const Json& line : files.lines) {
-    if (line.value("stage", "") == stage) add_line(line, cells);
+// One figure's maps of all runs have the same colours.
+std::string quantisation_by_layer(const Runs& runs, const std::string& stage) {
+  std::string out;
+  for (const FigureMap& what : kFigureMaps) {
+    std::vector<HeatMap> maps;
+    double high = what.least_high;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      const StageData* s = runs[r].stage(stage);
+      if (!s || s->operands.empty()) continue;
+      maps.push_back(figure_map(*s, what, of_run(runs, r)));
+      high = std::max(high, deepest(maps.back()));
+    }
+    for (HeatMap& map : maps) {
+      map.high = high;
+      out += heat_map(map);
+    }
   }
-  if (cells.empty()) return "";
-  std::vector<int64_t> layers;
-  for (const auto& [operand, row] : cells) {
-    for (const auto& [layer, cell] : row) layers.push_back(layer);
-  }
-  std::sort(layers.begin(), layers.end());
-  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  if (out.empty()) return "";
   return "<h3>Quantisation by layer and operand</h3><p class=\"note\">Means over the stage's measurements "
-         "(every "
-         "tenth step, first micro-batch); an empty place is not quantised.</p><div class=\"charts\">" +
-         figure_map(cells, layers, 0, "error energy over signal energy, percent", 2.0, "%.3g") +
-         error_curves(files, stage) +
-         figure_map(cells, layers, 1, "flushed to zero, percent of elements", 50.0, "%.2g") +
-         figure_map(cells, layers, 2, "clipped, percent of elements", 5.0, "%.2g") + "</div>";
+         "(every tenth step, first micro-batch); an empty place is not quantised.</p><div class=\"heats\">" +
+         out + "</div>";
 }
 
 }  // namespace fp4t

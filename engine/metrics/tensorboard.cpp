@@ -44,6 +44,28 @@ std::string bytes_field(int number, const std::string& value) {
   return varint(static_cast<uint64_t>(number) << 3 | 2) + varint(value.size()) + value;
 }
 
+std::string varint_field(int number, uint64_t value) {
+  return varint(static_cast<uint64_t>(number) << 3) + varint(value);
+}
+
+// Lines indented by four are code to Markdown: every character stands for itself.
+std::string as_code(const std::string& text) {
+  std::string out = "    ";
+  for (const char c : text) {
+    out += c;
+    if (c == '\n') out += "    ";
+  }
+  return out;
+}
+
+std::string text_tensor(const std::string& text) {
+  constexpr uint64_t kString = 7, kDataClassTensor = 2;
+  const std::string shape = bytes_field(2, bytes_field(2, varint_field(1, 1)));
+  const std::string tensor = varint_field(1, kString) + shape + bytes_field(8, as_code(text));
+  const std::string metadata = bytes_field(1, bytes_field(1, "text")) + varint_field(4, kDataClassTensor);
+  return bytes_field(8, tensor) + bytes_field(9, metadata);
+}
+
 }  // namespace
 
 uint32_t crc32c(const void* data, size_t size) {
@@ -78,10 +100,14 @@ void TensorBoardFile::record(const std::string& payload) {
 }
 
 void TensorBoardFile::write(int64_t step, double wall_time,
-                            const std::vector<std::pair<std::string, double>>& scalars) {
+                            const std::vector<std::pair<std::string, double>>& scalars,
+                            const std::vector<std::pair<std::string, std::string>>& texts) {
   std::string summary;
   for (const auto& [tag, value] : scalars) {
     summary += bytes_field(1, bytes_field(1, tag) + varint(2 << 3 | 5) + raw(static_cast<float>(value)));
+  }
+  for (const auto& [tag, text] : texts) {
+    summary += bytes_field(1, bytes_field(1, tag) + text_tensor(text));
   }
   record(varint(1 << 3 | 1) + raw(wall_time) + varint(2 << 3) + varint(static_cast<uint64_t>(step)) +
          bytes_field(5, summary));

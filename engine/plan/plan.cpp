@@ -236,7 +236,9 @@ void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int6
   plan.memory = plan_memory(plan);
   const std::string obstacle = memory_obstacle(plan);
   if (!obstacle.empty()) {
-    throw RecipeError(obstacle + ": fewer --samples, or a smaller --max-tokens, need less");
+    throw RecipeError(
+        obstacle +
+        ": fewer or shorter sequences at once need less (--samples, --max-tokens, --batch-tokens)");
   }
 }
 

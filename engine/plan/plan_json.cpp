@@ -3,6 +3,7 @@
 
 #include "engine/plan/modules.h"
 #include "engine/plan/plan.h"
+#include "engine/recipe/load.h"
 
 namespace fp4t {
 
@@ -96,6 +97,8 @@ std::string plan_json(const Plan& plan) {
                  {"scratch", arena_json(plan.memory.scratch, plan.memory.scratch_bytes)}};
   if (plan.memory.workspace_bytes > 0) j["memory"]["workspace"] = arena_json({}, plan.memory.workspace_bytes);
   j["checkpoint_bytes"] = plan.memory.checkpoint_bytes;
+  j["recipe"] = Json::object();
+  for (const auto& [path, value] : recipe_keys(plan.recipe_yaml)) j["recipe"][path] = value;
   return j.dump(1) + "\n";
 }
 

@@ -44,4 +44,10 @@ std::vector<RecipeChange> compare_recipes(const std::string& before_yaml, const 
   return changes;
 }
 
+std::vector<std::pair<std::string, std::string>> recipe_keys(const std::string& yaml) {
+  std::vector<std::pair<std::string, std::string>> keys;
+  for (const FlatKey& key : read(yaml, "recipe")) keys.emplace_back(key.path, key.value);
+  return keys;
+}
+
 }  // namespace fp4t

@@ -157,6 +157,11 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
   v.value(identity("branch_from", "checkpoint folder whose state starts a new run"), s.branch_from);
   v.value(output("allow_fault_injection", "let tests kill the run at chosen places"),
           s.allow_fault_injection);
+  v.value(
+      output("prometheus",
+             "file that holds the newest figures in Prometheus' text format, replaced whole at every step; "
+             "node_exporter's textfile collector reads names that end in .prom"),
+      s.prometheus);
 }
 
 void visit_model(FieldVisitor& v, ModelSpec& s) {

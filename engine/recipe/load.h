@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/recipe/problems.h"
@@ -37,5 +38,8 @@ struct RecipeChange {
 };
 // What differs between two resolved recipes, as print_recipe writes them.
 std::vector<RecipeChange> compare_recipes(const std::string& before_yaml, const std::string& after_yaml);
+
+// Every key of a resolved recipe that applies, with its value as text; a precision rule is one entry.
+std::vector<std::pair<std::string, std::string>> recipe_keys(const std::string& yaml);
 
 }  // namespace fp4t

@@ -26,6 +26,7 @@ struct RunSpec {
   std::string resume = "auto";  // auto, never, or a checkpoint folder
   std::string branch_from;      // checkpoint folder to start a new run from
   bool allow_fault_injection = false;
+  std::string prometheus;  // text file for node_exporter; "": none
   bool operator==(const RunSpec&) const = default;
 };
 

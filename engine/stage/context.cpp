@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "engine/comm/agree.h"
@@ -121,6 +122,9 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
                                 " lines before the checkpoint; the rest is lost"));
   }
   state.metrics_lines = metrics->lines();
+  if (!plan.run.prometheus.empty()) {
+    prometheus = std::make_unique<PrometheusFile>(plan.run.prometheus, plan.run.name);
+  }
 }
 
 Run::~Run() = default;
@@ -341,6 +345,15 @@ void Run::write_metrics(const std::string& kind, const MetricsRecord& record) {
   }
   metrics->write(kind, stage().name, state.step, global, record);
   state.metrics_lines = metrics->lines();
+  if (!prometheus) return;
+  try {
+    prometheus->update(kind, stage().name, state.step, record, static_cast<double>(std::time(nullptr)));
+    prometheus_failed_ = false;
+  } catch (const SaveError& e) {
+    // Who looks on is no reason to stop; told once until it works again.
+    if (!prometheus_failed_) console.warn(e.what());
+    prometheus_failed_ = true;
+  }
 }
 
 void Run::note_kernels() {

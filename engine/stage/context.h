@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/metrics/metrics.h"
+#include "engine/metrics/prometheus.h"
 #include "engine/model/transformer.h"
 #include "engine/optim/optimizer.h"
 #include "engine/stage/resume.h"
@@ -34,8 +35,9 @@ class Run {
   Optimizer optimizer;
   CheckpointStore store;
   RunState state;
-  std::unique_ptr<MetricsWriter> metrics;  // rank 0's
-  std::vector<NamedTensor> reference;      // weights of the reference policy, empty when no stage needs them
+  std::unique_ptr<MetricsWriter> metrics;      // rank 0's
+  std::unique_ptr<PrometheusFile> prometheus;  // likewise, where the recipe asks for it
+  std::vector<NamedTensor> reference;  // weights of the reference policy, empty when no stage needs them
 
   const StagePlan& stage() const { return plan.stages[static_cast<size_t>(state.stage)]; }
 
@@ -130,6 +132,7 @@ class Run {
   std::string last_checkpoint_;
   std::vector<std::string> kernels_;
   std::vector<RouterDownload> router_sums_;
+  bool prometheus_failed_ = false;
   double earlier_seconds_ = 0;
   double exposed_taken_ = 0;
   int64_t restarts_ = 0;

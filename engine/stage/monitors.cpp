@@ -25,7 +25,7 @@ std::string operand_name(const OperandStats& s) {
 constexpr std::pair<const char*, int> kOperandFigures[] = {
     {"error", kStatErrorEnergy},    {"signal", kStatSignalEnergy}, {"elements", kStatElements},
     {"flushed", kStatFlushed},      {"clipped", kStatClipped},     {"blocks", kStatBlocks},
-    {"chose_four", kStatChoseFour}, {"inexact", kStatInexact}};
+    {"chose_four", kStatChoseFour}, {"inexact", kStatInexact},     {"error_signal", kStatErrorSignal}};
 
 }  // namespace
 
@@ -111,7 +111,8 @@ void Run::report_operand_stats(MetricsRecord& record) const {
     record.lists.emplace_back(
         operand,
         std::vector<double>{sum(operand + "/error") / it->second, sum(operand + "/flushed") / elements,
-                            sum(operand + "/clipped") / elements, sum(operand + "/chose_four") / blocks});
+                            sum(operand + "/clipped") / elements, sum(operand + "/chose_four") / blocks,
+                            sum(operand + "/error_signal") / it->second});
   }
   record.numbers.emplace_back("inexact", inexact);
 }

@@ -152,6 +152,7 @@ std::string recorded_recipe(const std::string& recipe_yaml) {
   recipe.run.device = defaults.device;
   recipe.run.threads = defaults.threads;
   recipe.parallel.transport = ParallelSpec().transport;
+  recipe.run.prometheus = defaults.prometheus;
   return print_recipe(recipe);
 }
 

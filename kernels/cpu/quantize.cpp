@@ -271,6 +271,7 @@ void add_stats(const Quantize& q, const Scan& scan, const std::vector<Region>& r
     if (!q.measure_error) continue;
     stats[kStatErrorEnergy] += c.error_energy;
     stats[kStatSignalEnergy] += c.signal_energy;
+    stats[kStatErrorSignal] += c.error_signal;
   }
 }
 

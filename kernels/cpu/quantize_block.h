@@ -16,7 +16,7 @@ namespace fp4t::cpu {
 // What one worker counts; integers and FP64 sums, added up in a fixed order.
 struct QuantCounts {
   int64_t flushed = 0, clipped = 0, chose_four = 0, inexact = 0;
-  double error_energy = 0, signal_energy = 0;
+  double error_energy = 0, signal_energy = 0, error_signal = 0;
 };
 
 // What a coder needs beside the tile.

@@ -35,6 +35,7 @@ void count_block(const Lanes* v, const LaneBits* code, const Lanes& factor, bool
       const double d = double{e4m3_value(code[i][l])} * scale - x;
       counts.error_energy += d * d;
       counts.signal_energy += x * x;
+      counts.error_signal += d * x;
     }
   }
 }

@@ -175,17 +175,20 @@ void count_block(const Region& region, const Lanes* v, const Block& block, const
   if (!measure) return;
   const double unit = double{region.input_scale} * double{region.input_scale};
   for (int l = 0; l < kLanes; ++l) {
-    double error = 0, signal = 0;
+    double error = 0, signal = 0, error_signal = 0;
     for (int i = 0; i < kBlock; ++i) {
       if (!std::isfinite(v[i][l])) continue;
       const float decoded =
           nvfp4_value(e2m1_value(block.code[i][l]), e4m3_value(block.scale[l]), scales.decode[l]);
       const double x = double{v[i][l]};
-      error += (double{decoded} - x) * (double{decoded} - x);
+      const double d = double{decoded} - x;
+      error += d * d;
       signal += x * x;
+      error_signal += d * x;
     }
     counts.error_energy += unit * error;
     counts.signal_energy += unit * signal;
+    counts.error_signal += unit * error_signal;
   }
 }
 

@@ -68,7 +68,7 @@ QuantJob prepare(Queue& queue, Workspace& workspace, const Quantize& q) {
   job.spans = workspace.take<QuantSpan>(job.groups + 1);
   job.amax = workspace.take<uint32_t>(q.out.spec.scale_scope == ScaleScope::kRow ? q.x.dim(0) : job.groups);
   if (counting) job.counts = workspace.take<unsigned long long>(kNumQuantCounts);
-  if (counting && q.measure_error) job.energies = workspace.take<double>(2 * tiles);
+  if (counting && q.measure_error) job.energies = workspace.take<double>(kNumEnergies * tiles);
   launch_layout(queue, q.kName, job, q.offsets.empty() ? nullptr : q.offsets.as<int32_t>(), q.x.dim(0));
   return job;
 }

@@ -35,6 +35,9 @@ enum QuantCount : int {
   kNumQuantCounts,
 };
 
+// Of a tile: of the error, of the signal, and error times signal.
+inline constexpr int kNumEnergies = 3;
+
 // How blocks are coded. Of the keys, those that change a kernel's registers or shared memory.
 enum class Coder : uint8_t { kMxfp8, kPlain, kFourOverSix, kTile, kMsEden };
 
@@ -64,7 +67,7 @@ struct QuantJob {
   QuantSpan* spans;
   uint32_t* amax;              // bits, one a group or one a row of x
   unsigned long long* counts;  // kNumQuantCounts, or null
-  double* energies;            // two a tile, or null
+  double* energies;            // kNumEnergies a tile, or null
 };
 
 // A tile: its group's matrix, and its place in it. Extents fit 32 bits (the host sees to it), products do

@@ -19,7 +19,9 @@ struct CodedBlock {
 // What one thread counts.
 struct BlockCounts {
   uint32_t value[kNumQuantCounts];
-  double error, signal;
+  // Energies of the thread's blocks, kQuantThreads apart in shared memory: registers are for the coding. Null
+  // in kernels that do not measure.
+  double* energies;
 };
 
 // What the block's thread knows of its place.
@@ -266,10 +268,16 @@ __device__ inline uint32_t count_inexact(const BlockPlace& place, const CodedBlo
   return count;
 }
 
+__device__ inline void add_energies(BlockCounts& counts, double error, double signal, double error_signal) {
+  counts.energies[0] += error;
+  counts.energies[kQuantThreads] += signal;
+  counts.energies[2 * kQuantThreads] += error_signal;
+}
+
 __device__ inline void measure_nvfp4(const BlockPlace& place, const float (&v)[kQuantBlock],
                                      const CodedBlock& coded, BlockCounts& counts) {
   const float block_scale = e4m3_value(coded.scale), decode = place.scale.decode;
-  double error = 0, signal = 0;
+  double error = 0, signal = 0, error_signal = 0;
 #pragma unroll
   for (int i = 0; i < kQuantBlock; ++i) {
     if (!finite(v[i])) continue;
@@ -277,10 +285,10 @@ __device__ inline void measure_nvfp4(const BlockPlace& place, const float (&v)[k
     const double d = double{nvfp4_value(e2m1_value(e2m1_code(coded, i)), block_scale, decode)} - x;
     error += d * d;
     signal += x * x;
+    error_signal += d * x;
   }
   const double unit = double{place.unit} * double{place.unit};
-  counts.error += unit * error;
-  counts.signal += unit * signal;
+  add_energies(counts, unit * error, unit * signal, unit * error_signal);
 }
 
 __device__ inline void count_nvfp4(const QuantJob& job, const BlockPlace& place,
@@ -321,14 +329,17 @@ __device__ inline void count_mxfp8(const QuantJob& job, const float (&v)[kQuantB
   }
   if (!job.energies) return;
   const double scale = 1.0 / double{coded.factor};
+  double error = 0, signal = 0, error_signal = 0;
 #pragma unroll
   for (int i = 0; i < kQuantBlock; ++i) {
     if (!finite(v[i])) continue;
     const double x = double{v[i]};
     const double d = double{e4m3_value(e4m3_code(coded, i))} * scale - x;
-    counts.error += d * d;
-    counts.signal += x * x;
+    error += d * d;
+    signal += x * x;
+    error_signal += d * x;
   }
+  add_energies(counts, error, signal, error_signal);
 }
 
 // For what hardly ever happens: no register waits for it.

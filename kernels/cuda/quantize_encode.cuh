@@ -93,6 +93,7 @@ template <bool kColumn, Coder kCoder>
 struct EncodeShared {
   FactorTable factors;
   double scratch[33];
+  double energies[kNumEnergies][kQuantThreads];
   ColumnTile staged[kColumn ? 1 : 0];
   TileSquares squares[kCoder == Coder::kTile ? kQuantThreads / 32 : 0];
 };
@@ -186,6 +187,8 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
   place.leads = row % kQuantBlock == 0;
   place.in_group = job.spec.hadamard == 0 ? 0 : block % (job.spec.hadamard / kQuantBlock);
   BlockCounts counts{};
+  counts.energies = &shared.energies[0][threadIdx.x];
+  for (int e = 0; job.energies && e < kNumEnergies; ++e) shared.energies[e][threadIdx.x] = 0;
   uint64_t draw_base = 0;
   int32_t group = -1;
   for (TileWalk walk(job); walk.valid(); walk.next(job)) {
@@ -233,12 +236,10 @@ __global__ void __launch_bounds__(kQuantThreads) encode_tiles(QuantJob job) {
       store_scale(job, t, r, block, coded);
     }
     if (!job.energies) continue;
-    const double error = block_sum(counts.error, shared.scratch);
-    const double signal = block_sum(counts.signal, shared.scratch);
-    counts.error = counts.signal = 0;
-    if (threadIdx.x == 0) {
-      job.energies[2 * int64_t{walk.tile}] = error;
-      job.energies[2 * int64_t{walk.tile} + 1] = signal;
+    for (int e = 0; e < kNumEnergies; ++e) {
+      const double sum = block_sum(shared.energies[e][threadIdx.x], shared.scratch);
+      shared.energies[e][threadIdx.x] = 0;
+      if (threadIdx.x == 0) job.energies[int64_t{kNumEnergies} * walk.tile + e] = sum;
     }
   }
   if (job.counts) add_counts(job, counts);

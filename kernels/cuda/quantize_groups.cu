@@ -95,15 +95,17 @@ __global__ void __launch_bounds__(kGroupThreads) add_stats(QuantJob job, double*
   }
   elements = block_sum(elements, size_scratch);
   blocks = block_sum(blocks, size_scratch);
-  double error = 0, signal = 0;
+  double error = 0, signal = 0, error_signal = 0;
   if (job.energies) {
     const int64_t tiles = job.spans[job.groups].first_tile;
     for (int64_t i = thread; i < tiles; i += kGroupThreads) {
-      error += job.energies[2 * i];
-      signal += job.energies[2 * i + 1];
+      error += job.energies[kNumEnergies * i];
+      signal += job.energies[kNumEnergies * i + 1];
+      error_signal += job.energies[kNumEnergies * i + 2];
     }
     error = block_sum(error, energy_scratch);
     signal = block_sum(signal, energy_scratch);
+    error_signal = block_sum(error_signal, energy_scratch);
   }
   if (thread != 0) return;
   stats[kStatNonFinite] += static_cast<double>(job.counts[kCountNonFinite]);
@@ -116,6 +118,7 @@ __global__ void __launch_bounds__(kGroupThreads) add_stats(QuantJob job, double*
   if (!job.energies) return;
   stats[kStatErrorEnergy] += error;
   stats[kStatSignalEnergy] += signal;
+  stats[kStatErrorSignal] += error_signal;
 }
 
 }  // namespace

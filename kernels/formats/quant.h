@@ -100,7 +100,8 @@ enum QuantStat : int {
   kStatErrorEnergy = 6,   // sum of (dequantised - x)^2, only when the op measures errors
   kStatSignalEnergy = 7,  // sum of x^2, likewise
   kStatInexact = 8,       // values that BF16 cannot hold: q*s of MXFP8, q*s*S_dec with scale_round pow2
-  kNumQuantStats = 9,
+  kStatErrorSignal = 9,   // sum of (dequantised - x) x with the energies: over the signal's, the bias
+  kNumQuantStats = 10,
 };
 
 // Names as recipes and reports write them ("nvfp4", "four_over_six", "1x16", ...).

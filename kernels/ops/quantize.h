@@ -28,7 +28,7 @@ struct Quantize {
                               // the result's tensor_scale is multiplied by it afterwards;
                               // MXFP8 then has a tensor_scale [groups] too, which receives it
   TensorView stats;           // optional F64 [kNumQuantStats], added to
-  bool measure_error;         // also fill kStatErrorEnergy and kStatSignalEnergy
+  bool measure_error;         // also fill the energies and kStatErrorSignal
   QuantView out;              // spec, group axis kRows (kRow) or kCols (kColumn with groups > 1 or offsets)
   void check() const;
 };

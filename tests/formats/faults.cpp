@@ -15,12 +15,6 @@ Matrix constant(int64_t rows, int64_t cols, float value) {
   return {rows, cols, std::vector<float>(static_cast<size_t>(rows * cols), bf16_to_f32(f32_to_bf16(value)))};
 }
 
-std::vector<float> decoded(Queue& queue, const Operand& q) {
-  HostTensor out(DType::kF32, {q.view.rows, q.view.cols});
-  run(queue, Dequantize{q.view, {}, DecodeScale::kFull, out.view(), {}});
-  return {out.as<float>(), out.as<float>() + out.elements()};
-}
-
 int64_t nan_scales(const Operand& q) {
   int64_t n = 0;
   for (size_t i = 0; i < q.block_scales.size() - Operand::kGuard; ++i)

@@ -108,4 +108,11 @@ inline Quantize quantize_op(HostTensor& x, Orientation orientation, const Operan
   return op;
 }
 
+// The values that the codes stand for, row by row.
+inline std::vector<float> decoded(Queue& queue, const Operand& q) {
+  HostTensor out(DType::kF32, {q.view.rows, q.view.cols});
+  run(queue, Dequantize{q.view, {}, DecodeScale::kFull, out.view(), {}});
+  return {out.as<float>(), out.as<float>() + out.elements()};
+}
+
 }  // namespace fp4t::test

@@ -53,6 +53,42 @@ TEST(Quantize, equals_the_reference_for_every_legal_spec_in_both_orientations) {
   }
 }
 
+// Energies and bias are sums over what the codes decode to; nearest rounding of a value below half a code's
+// step takes all of it away.
+TEST(Quantize, energies_and_bias_are_those_of_the_decoded_values) {
+  Queue queue = Queue::cpu(2);
+  QuantSpec four_over_six{.format = Format::kNvfp4};
+  four_over_six.scale_rule = ScaleRule::kFourOverSix;
+  for (const QuantSpec& spec :
+       {QuantSpec{.format = Format::kMxfp8}, QuantSpec{.format = Format::kNvfp4}, four_over_six}) {
+    HostTensor x = bf16_tensor(rough_matrix(16, 64, 5)), stats(DType::kF64, {kNumQuantStats});
+    Operand q(spec, GroupAxis::kRows, 1, 16, 64);
+    stats.zero();
+    Quantize op = quantize_op(x, Orientation::kRow, q);
+    op.stats = stats.view();
+    run(queue, op);
+    for (const QuantStat s : {kStatErrorEnergy, kStatSignalEnergy, kStatErrorSignal}) {
+      EXPECT_EQ(stats.as<double>()[s], 0) << "not asked for";
+    }
+    stats.zero();
+    op.measure_error = true;
+    run(queue, op);
+    const std::vector<float> y = decoded(queue, q);
+    double error = 0, signal = 0, bias = 0;
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double v = static_cast<double>(bf16_to_f32({x.as<uint16_t>()[i]})),
+                   d = static_cast<double>(y[i]) - v;
+      error += d * d;
+      signal += v * v;
+      bias += d * v;
+    }
+    EXPECT_NEAR(stats.as<double>()[kStatErrorEnergy], error, 1e-9 * error) << describe(spec);
+    EXPECT_NEAR(stats.as<double>()[kStatSignalEnergy], signal, 1e-9 * signal) << describe(spec);
+    EXPECT_NEAR(stats.as<double>()[kStatErrorSignal], bias, 1e-9 * signal) << describe(spec);
+    EXPECT_NE(bias, 0);
+  }
+}
+
 // Every group must equal the same rows quantised alone, with its own draws.
 void check_groups(Queue& queue, const QuantSpec& spec, Orientation o, const std::vector<int32_t>& offsets,
                   int64_t capacity, int64_t cols, int64_t first_expert) {

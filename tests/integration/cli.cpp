@@ -18,7 +18,7 @@ TEST_F(Cli, version_and_help_exit_0) {
   const Exit help = run({"--help"});
   EXPECT_EQ(help.code, 0);
   for (const char* word : {"validate", "print-config", "plan", "schema", "inspect", "generate", "selfcheck",
-                           "report", "--set", "--dry-run", "--accept-changes"}) {
+                           "report", "evaluate", "--set", "--dry-run", "--accept-changes"}) {
     EXPECT_NE(help.output.find(word), std::string::npos) << word;
   }
 }

@@ -1,46 +1,19 @@
-#include "engine/metrics/metrics.h"
-
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "engine/metrics/svg.h"
+#include "engine/metrics/prometheus.h"
 #include "engine/metrics/tensorboard.h"
 #include "kernels/base/check.h"
+#include "tests/unit/metrics_fixture.h"
 
 namespace fp4t {
 namespace {
 
 namespace fs = std::filesystem;
-
-class MetricsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    dir_ = (fs::temp_directory_path() / ("fp4t_metrics_" + std::to_string(::getpid()))).string();
-    fs::remove_all(dir_);
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-  std::string read(const std::string& name) {
-    std::ifstream in(dir_ + "/" + name, std::ios::binary);
-    std::ostringstream out;
-    out << in.rdbuf();
-    return out.str();
-  }
-  static MetricsRecord record(double loss) {
-    MetricsRecord r;
-    r.numbers = {{"loss", loss}};
-    return r;
-  }
-  std::string dir_;
-};
 
 TEST_F(MetricsTest, a_resumed_file_loses_what_lies_past_the_checkpoint) {
   {
@@ -56,15 +29,6 @@ TEST_F(MetricsTest, a_resumed_file_loses_what_lies_past_the_checkpoint) {
   }
   EXPECT_EQ(read("metrics.jsonl"), whole);
 }
-
-// Not lines of metrics, each as the third of a file.
-const char* const kDamaged[] = {"3",
-                                "[]",
-                                "",
-                                "{\"kind\":3}",
-                                "{\"kind\":\"step\"}",
-                                "{\"kind\":\"step\",",
-                                "{\"kind\":\"eval\",\"stage\":\"s\",\"step\":\"1\"}"};
 
 TEST_F(MetricsTest, a_damaged_line_is_told_when_a_run_goes_on_and_nothing_is_cut) {
   for (const char* damaged : kDamaged) {
@@ -85,35 +49,6 @@ TEST_F(MetricsTest, a_damaged_line_is_told_when_a_run_goes_on_and_nothing_is_cut
     EXPECT_EQ(read("metrics.jsonl"), before);
     // Behind what is kept it does no harm.
     EXPECT_EQ(MetricsWriter(dir_, 2, R"({"kind":"header"})").lines(), 2);
-  }
-}
-
-TEST_F(MetricsTest, a_report_of_damaged_files_names_file_and_line) {
-  const auto refusal = [&] {
-    try {
-      write_report(dir_);
-    } catch (const BadDataError& e) {
-      return std::string(e.what());
-    }
-    return std::string("not refused");
-  };
-  for (const char* damaged : kDamaged) {
-    fs::remove_all(dir_);
-    { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
-    EXPECT_NO_THROW(write_report(dir_));
-    std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << damaged << "\n";
-    EXPECT_NE(refusal().find("metrics.jsonl:3: "), std::string::npos) << damaged << ": " << refusal();
-  }
-  fs::remove_all(dir_);
-  { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
-  for (const char* name : {"summary.json", "plan.json", "metrics.jsonl"}) {
-    fs::remove_all(dir_ + "/" + name);
-    fs::create_directory(dir_ + "/" + name);
-    EXPECT_NE(refusal().find(std::string(name) + " is no regular file"), std::string::npos) << refusal();
-    fs::remove(dir_ + "/" + name);
-    std::ofstream(dir_ + "/" + name) << "[]\n";
-    EXPECT_NE(refusal().find(name), std::string::npos) << refusal();
-    fs::remove(dir_ + "/" + name);
   }
 }
 
@@ -188,91 +123,108 @@ TEST_F(MetricsTest, tensorboard_records_have_valid_frames) {
   EXPECT_NE(last.find(std::string(reinterpret_cast<const char*>(&value), 4)), std::string::npos);
 }
 
-TEST_F(MetricsTest, charts_and_report_survive_any_values) {
-  EXPECT_EQ(line_chart("t", "x", {{"a", {{1, NAN}}, false}}), "");
-  const std::string svg = line_chart("a<b", "x", {{"s", {{1, 5}, {2, INFINITY}, {3, 5}}, true}});
-  EXPECT_NE(svg.find("a&lt;b"), std::string::npos);
-  EXPECT_EQ(svg.find("nan"), std::string::npos);
-  EXPECT_EQ(svg.find("inf"), std::string::npos);
-  EXPECT_THROW(write_report(dir_), MissingInputError);
+// scripts/check_tensorboard.py asks TensorBoard itself.
+TEST_F(MetricsTest, tensorboard_gets_texts_as_string_tensors_that_markdown_leaves_alone) {
   {
-    MetricsWriter w(dir_, 0, R"({"kind":"header","name":"<script>"})");
-    MetricsRecord r = record(3);
-    r.lists.emplace_back("expert_load.0", std::vector<double>{0, 0});
-    w.write("step", "pretrain", 1, 1, r);
-    w.write("step", "pretrain", 2, 2, record(NAN));
+    TensorBoardFile f(dir_ + "/tb");
+    f.write(3, 1.5, {}, {{"s/sample.0", "a\n# b"}});
   }
-  write_report(dir_);
-  const std::string html = read("report.html");
-  EXPECT_EQ(html.find("<script>"), std::string::npos);
-  EXPECT_EQ(html.find("http"), std::string::npos);  // self-contained
-  EXPECT_NE(html.find("<svg"), std::string::npos);
-  // A process that was killed tears its last line; the report shows the others.
-  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << R"({"kind":"st)";
-  write_report(dir_);
-  EXPECT_EQ(read("report.html"), html);
-  std::ofstream(dir_ + "/metrics.jsonl", std::ios::app) << "\n";
-  EXPECT_THROW(write_report(dir_), BadDataError);
+  std::string data;
+  for (const auto& entry : fs::directory_iterator(dir_ + "/tb"))
+    data = read("tb/" + entry.path().filename().string());
+  const std::string value = std::string("\x0a\x0as/sample.0") +           // tag
+                            "\x42\x19\x08\x07\x12\x04\x12\x02\x08\x01" +  // tensor, string, shape [1]
+                            "\x42\x0f    a\n    # b" +                    // string_val
+                            "\x4a\x0a\x0a\x06\x0a\x04text\x20\x02";       // metadata
+  EXPECT_NE(data.find(value), std::string::npos);
 }
 
-const char* const kPlan = R"({
- "device": "cpu",
- "model": {"layers": 3, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "vocabulary": 257, "experts": 4,
-           "expert_hidden": 32, "top_k": 2},
- "parameters": {"total": 1840512, "active": 627968},
- "stages": [{"name": "first", "kind": "pretrain", "steps": 1000, "tokens": 2048000, "precision": [
-   {"table": "pretrain.forward", "begin": 0, "end": 1000, "cells": [
-     {"layer": 0, "module": "attn.qkv", "gemm": "fprop", "operand": "act", "format": "mxfp8", "cell": "mxfp8"},
-     {"layer": 1, "module": "attn.qkv", "gemm": "fprop", "operand": "act", "format": "mxfp8", "cell": "mxfp8"},
-     {"layer": 2, "module": "attn.qkv", "gemm": "fprop", "operand": "act", "format": "nvfp4", "cell": "nvfp4 1x16 rne"},
-     {"layer": null, "module": "embed", "format": "bf16", "cell": "bf16"}]}]},
-  {"name": "second", "kind": "rl", "steps": 7, "equal_bits": false, "equality_obstacle": "cell & <x>", "precision": []}]})";
+TEST_F(MetricsTest, prometheus_gets_a_whole_file_of_typed_and_escaped_figures) {
+  fs::create_directories(dir_);
+  const std::string path = dir_ + "/run.prom";
+  PrometheusFile file(path, "a \"b\"\\\n<c>");
+  EXPECT_TRUE(fs::exists(path));
+  MetricsRecord r = record(1.5);
+  r.numbers.insert(r.numbers.end(), {{"tokens", 4096}, {"odd-name", NAN}, {"grad_norm", INFINITY}});
+  file.update("step", "first", 7, r, 1700000000);
+  MetricsRecord e;
+  e.numbers = {{"loss.words", 2.25}, {"loss.sums", 0.5}};
+  e.texts = {{"sample.0", "x"}};
+  file.update("eval", "first", 7, e, 1700000001);
+  const std::string run = R"(run="a \"b\"\\\n<c>")", both = run + ",stage=\"first\"";
+  EXPECT_EQ(read("run.prom"),
+            "# HELP fp4train_eval_loss 'loss' of the newest eval line of metrics.jsonl.\n"
+            "# TYPE fp4train_eval_loss gauge\n"
+            "fp4train_eval_loss{" +
+                both +
+                ",of=\"sums\"} 0.5\n"
+                "fp4train_eval_loss{" +
+                both +
+                ",of=\"words\"} 2.25\n"
+                "# HELP fp4train_grad_norm 'grad_norm' of the newest step line of metrics.jsonl.\n"
+                "# TYPE fp4train_grad_norm gauge\n"
+                "fp4train_grad_norm{" +
+                both +
+                "} +Inf\n"
+                "# HELP fp4train_last_update_timestamp_seconds When this file was written.\n"
+                "# TYPE fp4train_last_update_timestamp_seconds gauge\n"
+                "fp4train_last_update_timestamp_seconds{" +
+                run +
+                "} 1700000001\n"
+                "# HELP fp4train_loss 'loss' of the newest step line of metrics.jsonl.\n"
+                "# TYPE fp4train_loss gauge\n"
+                "fp4train_loss{" +
+                both +
+                "} 1.5\n"
+                "# HELP fp4train_odd_name 'odd-name' of the newest step line of metrics.jsonl.\n"
+                "# TYPE fp4train_odd_name gauge\n"
+                "fp4train_odd_name{" +
+                both +
+                "} NaN\n"
+                "# HELP fp4train_steps_total Finished steps of the stage.\n"
+                "# TYPE fp4train_steps_total counter\n"
+                "fp4train_steps_total{" +
+                both +
+                "} 7\n"
+                "# HELP fp4train_tokens_total Trained tokens of the run.\n"
+                "# TYPE fp4train_tokens_total counter\n"
+                "fp4train_tokens_total{" +
+                run + "} 4096\n");
+  EXPECT_FALSE(fs::exists(path + ".tmp"));
+  EXPECT_THROW(PrometheusFile(dir_ + "/none/run.prom", "r"), SaveError);
+}
 
-// Everything that the report promises, from a run that stopped half-way.
-TEST_F(MetricsTest, the_report_of_an_unfinished_run_shows_all_there_is) {
-  {
-    MetricsWriter w(dir_, 0, R"({"kind":"header","name":"half"})");
-    for (int step = 1; step <= 20; ++step) {
-      MetricsRecord r = record(5.0 / step);
-      r.numbers.insert(r.numbers.end(), {{"grad_norm", 1}, {"learning_rate", 1e-3}, {"max_vio", 1.5}});
-      r.lists.emplace_back("expert_load.0", std::vector<double>{1, 2, 3, 2});
-      r.lists.emplace_back("quant.0002.experts.down.fprop.act",
-                           std::vector<double>{0.0125, 0.25, 0.03125, 0.5});
-      w.write("step", "first", step, step, r);
+TEST_F(MetricsTest, times_stand_beside_the_metrics_and_go_on_after_a_resume) {
+  const auto times = [&] {
+    std::vector<std::pair<int, double>> list;
+    std::istringstream in(read("times.jsonl"));
+    for (std::string line; std::getline(in, line);) {
+      const auto j = nlohmann::json::parse(line);
+      list.emplace_back(j.at("line").get<int>(), j.at("seconds").get<double>());
     }
-    MetricsRecord e;
-    e.numbers = {{"loss.words", 2.5}, {"loss.sums", 1.5}, {"text_loss", 2.5}};
-    e.texts = {{"sample.0", "37+58=<95>"}};
-    w.write("eval", "first", 20, 20, e);
-    MetricsRecord r;
-    r.numbers = {{"reward", 0.5}, {"logprob_equal_fraction", 1}};
-    w.write("step", "second", 1, 1001, r);
+    return list;
+  };
+  {
+    MetricsWriter w(dir_, 0, R"({"kind":"header"})");
+    for (int i = 1; i <= 3; ++i) w.write("step", "s", i, i, record(1));
   }
-  write_text_file(dir_ + "/plan.json", kPlan);
+  auto first = times();
+  ASSERT_EQ(first.size(), 3u);
+  EXPECT_EQ(first[0].first, 2);  // the header is line 1
+  EXPECT_EQ(first[2].first, 4);
+  EXPECT_LE(first[0].second, first[2].second);
+  write_text_file(
+      dir_ + "/times.jsonl",
+      "{\"line\":2,\"seconds\":100}\n{\"line\":3,\"seconds\":200}\n{\"line\":4,\"seconds\":300}\n{\"li");
+  { MetricsWriter(dir_, 3, R"({"kind":"header"})").write("step", "s", 3, 3, record(1)); }
+  first = times();
+  ASSERT_EQ(first.size(), 3u);
+  EXPECT_EQ(first[1], std::pair(3, 200.0));
+  EXPECT_EQ(first[2].first, 4);
+  EXPECT_GE(first[2].second, 200);
+  EXPECT_LT(first[2].second, 300) << "the step that was done again is counted once";
   write_report(dir_);
-  const std::string html = read("report.html");
-  for (const char* part : {"has not finished",
-                           "1,840,512, active a token 627,968",
-                           "20 of 1,000 steps, 2,048,000 tokens in all",
-                           "1 of 7 steps; sampler and trainer do not agree bit for bit: cell &amp; &lt;x&gt;",
-                           "loss, nats a token",
-                           "held-out words",
-                           "held-out sums",
-                           "37+58=&lt;95&gt;",
-                           "Expert load by layer",
-                           "expert load at step 1,",
-                           "expert load at step 20,",
-                           "experts.down.fprop.act",
-                           ">1.25<",
-                           ">25<",
-                           ">3.1<",
-                           "reward and accuracy",
-                           "first: pretrain.forward, steps 0 to 1,000",
-                           "layers 0 to 1",
-                           "layer 2",
-                           "class=\"nvfp4\">nvfp4 1x16 rne"}) {
-    EXPECT_NE(html.find(part), std::string::npos) << part;
-  }
+  EXPECT_NE(read("report.html").find("data-x=\"minutes\""), std::string::npos);
 }
 
 TEST_F(MetricsTest, what_stands_in_the_way_of_a_file_is_an_error_of_saving) {

@@ -12,7 +12,7 @@ namespace {
 
 // A mixture-of-experts run: text, lines of JSON, generated tasks, AdamW.
 const char* const kFirst = R"(
-run: {name: n, dir: some/dir, seed: 18446744073709551615, device: cpu, threads: 3, watchdog_seconds: 2.5, resume: never, branch_from: c}
+run: {name: n, dir: some/dir, seed: 18446744073709551615, device: cpu, threads: 3, watchdog_seconds: 2.5, resume: never, branch_from: c, prometheus: figures.prom}
 model:
   layers: 5
   hidden: 96
@@ -157,7 +157,8 @@ Recipe first() {
            .threads = 3,
            .watchdog_seconds = 2.5,
            .resume = "never",
-           .branch_from = "c"};
+           .branch_from = "c",
+           .prometheus = "figures.prom"};
   r.model.layers = 5;
   r.model.hidden = 96;
   r.model.heads = 6;

@@ -1,0 +1,57 @@
+#include "engine/stage/checkpoint_model.h"
+
+#include "engine/recipe/load.h"
+#include "engine/stage/resume.h"
+
+namespace fp4t {
+
+CheckpointModel::CheckpointModel(const std::string& checkpoint) {
+  path = find_checkpoint(checkpoint);
+  info = read_checkpoint_info(path, true);
+  check_state(info);
+  // Nothing is saved here, so how many checkpoints the run keeps is no matter: rules about resuming are off.
+  // One rank computes, however many trained.
+  const Recipe recipe =
+      parse_recipe(info.state.recipe_yaml, path + "/manifest.json",
+                   {"run.resume=never", "parallel.data=0", "parallel.expert=1", "parallel.zero=1"})
+          .recipe;
+  machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
+  plan = make_plan(recipe, machine, recorded_span_steps(info.state));
+  tokenizer = make_tokenizer(plan.tokenizer);
+}
+
+const ForwardTable& CheckpointModel::forward_table(const std::string& name) const {
+  const auto at = static_cast<size_t>(info.state.stage);
+  const StagePlan& now = plan.stages[at];
+  if (name == name_of(Table::kSampler)) return now.precision.sampler.at(info.state.step);
+  if (name == name_of(Table::kTrainerForward) && now.is_rl) return now.precision.forward.at(info.state.step);
+  if (name == name_of(Table::kPretrainForward)) {
+    if (!now.is_rl) return now.precision.forward.at(info.state.step);
+    for (size_t i = at; i-- > 0;) {
+      if (!plan.stages[i].is_rl) return plan.stages[i].precision.forward.spans.back().table;
+    }
+  }
+  throw RecipeError(detail::concat("--table ", name, ": the checkpoint is in stage '", now.name,
+                                   "', and no stage up to it has that table; rl.sampler is there always, ",
+                                   now.is_rl ? "rl.trainer.forward here" : "pretrain.forward here"));
+}
+
+Pass CheckpointModel::pass(const std::string& table) const {
+  Pass pass;
+  pass.forward = &forward_table(table);
+  pass.seed = plan.run.seed;
+  pass.step = static_cast<uint32_t>(info.state.attempted_updates);
+  return pass;
+}
+
+LoadedModel::LoadedModel(const CheckpointModel& source)
+    : queue(Queue::on(source.machine)), comm(make_single()), model(queue, *comm, source.plan) {
+  std::vector<NamedTensor> tensors;
+  for (const Param& p : model.params().params()) tensors.push_back({"model." + p.info.name, p.master});
+  for (const Buffer& b : model.params().buffers()) tensors.push_back({"model." + b.info.name, b.data});
+  load_tensors(queue, source.path, tensors, {"optimizer.", "reference.", "rollout."});
+  model.params().refresh_copies(queue);
+  model.weights_changed();
+}
+
+}  // namespace fp4t

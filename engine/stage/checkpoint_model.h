@@ -1,0 +1,41 @@
+// The model of a checkpoint, for commands that train nothing: the recipe inside it, its tokenizer, its
+// weights, on one rank however many trained.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/model/transformer.h"
+#include "engine/plan/plan.h"
+#include "engine/store/checkpoint.h"
+#include "engine/tokens/tokenizer.h"
+
+namespace fp4t {
+
+// What is known before anything is allocated; whoever computes sizes the plan first.
+struct CheckpointModel {
+  // A checkpoint, or a run folder: its latest. Throws MissingInputError, BadDataError, RecipeError.
+  explicit CheckpointModel(const std::string& checkpoint);
+
+  std::string path;
+  CheckpointInfo info;
+  Machine machine;
+  Plan plan;
+  std::unique_ptr<Tokenizer> tokenizer;
+
+  // The tables in force at the checkpoint's step. pretrain.forward: in an RL stage as it stood at the end of
+  // the pretraining before it. Throws RecipeError for a table that no stage so far has.
+  const ForwardTable& forward_table(const std::string& name) const;
+  // Of that table and keys as the run had them; a stream of samples begins anew.
+  Pass pass(const std::string& table) const;
+};
+
+// The weights in a model that is as large as the plan says.
+struct LoadedModel {
+  explicit LoadedModel(const CheckpointModel& source);
+  Queue queue;
+  std::unique_ptr<Communicator> comm;
+  Transformer model;
+};
+
+}  // namespace fp4t
