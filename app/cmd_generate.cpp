@@ -1,7 +1,10 @@
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "app/command.h"
 #include "engine/stage/generate.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -14,8 +17,13 @@ int cmd_generate(const AppOptions& options) {
   request.top_p = options.top_p;
   request.seed = options.seed;
   request.samples = options.samples;
-  for (const std::string& text : generate_text(request))
-    std::printf("%s%s\n", options.prompt.c_str(), text.c_str());
+  // A model of bytes writes any of them: files and pipes get them as they are, a terminal does not obey them.
+  const bool is_terminal = ::isatty(STDOUT_FILENO) != 0;
+  for (const std::string& text : generate_text(request)) {
+    const std::string whole = options.prompt + text;
+    const std::string shown = (is_terminal ? printable_lines(whole) : whole) + "\n";
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
+  }
   return 0;
 }
 

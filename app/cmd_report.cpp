@@ -2,6 +2,7 @@
 
 #include "app/command.h"
 #include "engine/metrics/metrics.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -10,7 +11,7 @@ int cmd_report(const AppOptions& options) {
   if (path.empty())
     path = options.run_dirs.size() == 1 ? options.run_dirs[0] + "/report.html" : "report.html";
   write_report(options.run_dirs, path);
-  std::printf("%s\n", path.c_str());
+  std::printf("%s\n", printable(path).c_str());
   return 0;
 }
 

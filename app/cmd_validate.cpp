@@ -5,6 +5,7 @@
 #include "engine/recipe/load.h"
 #include "engine/stage/resume.h"
 #include "engine/tokens/inputs.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -14,7 +15,7 @@ int cmd_validate(const AppOptions& options) {
   make_plan(recipe, machine, {}, places);
   check_inputs(recipe, places);
   check_origin(recipe.run);
-  std::printf("%s: valid\n", options.recipe.config.c_str());
+  std::printf("%s: valid\n", printable(options.recipe.config).c_str());
   return 0;
 }
 

@@ -13,13 +13,23 @@
 #include "engine/recipe/problems.h"
 #include "engine/recipe/scalars.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace {
 
 using fp4t::AppOptions;
 
+// An empty name, as an unset variable leaves it, is not the same as no name.
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        return text.empty() ? "found an empty text; allowed: a path" : "";
+      },
+      "");
+}
+
 void add_recipe_options(CLI::App* app, AppOptions& o) {
-  app->add_option("-c,--config", o.recipe.config, "the recipe, a YAML file");
+  app->add_option("-c,--config", o.recipe.config, "the recipe, a YAML file")->check(not_empty());
   app->add_option("--set", o.recipe.overrides, "key=value over the recipe, for example --set run.seed=2")
       ->type_name("A.B.C=VALUE")
       ->allow_extra_args(false)
@@ -34,10 +44,26 @@ CLI::Validator number_from(double low, double high, bool or_zero = false) {
         const std::string why = fp4t::read_double(text, value);
         const bool good = why.empty() && ((value >= low && value <= high) || (or_zero && value == 0));
         if (good) return "";
-        return "found " + text + "; allowed: " + (or_zero ? "0, or " : "") + "a number from " +
-               fp4t::write_double(low) + " to " + fp4t::write_double(high);
+        return "found " + fp4t::printable(text) + "; allowed: " + (or_zero ? "0, or " : "") +
+               "a number from " + fp4t::write_double(low) + " to " + fp4t::write_double(high);
       },
       "NUMBER");
+}
+
+// As whole numbers of a recipe: 1e3 is one. CLI11's own conversion takes digits alone.
+CLI::Validator whole_number_from(int64_t low, int64_t high) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        int64_t value = 0;
+        const std::string why = fp4t::read_int(text, value);
+        if (!why.empty() || value < low || value > high) {
+          return "found " + fp4t::printable(text) + (why.empty() ? "" : " (" + why + ")") +
+                 "; allowed: a whole number from " + std::to_string(low) + " to " + std::to_string(high);
+        }
+        text = std::to_string(value);
+        return "";
+      },
+      "WHOLE NUMBER");
 }
 
 CLI::Validator seed() {
@@ -45,7 +71,9 @@ CLI::Validator seed() {
       [](const std::string& text) -> std::string {
         uint64_t value = 0;
         const std::string why = fp4t::read_uint(text, value);
-        return why.empty() ? "" : "found " + text + " (" + why + "); allowed: a whole number of 64 bits";
+        return why.empty()
+                   ? ""
+                   : "found " + fp4t::printable(text) + " (" + why + "); allowed: a whole number of 64 bits";
       },
       "WHOLE NUMBER");
 }
@@ -60,9 +88,9 @@ void add_evaluate_options(CLI::App* app, AppOptions& o) {
   app->add_option("--field", o.field, "key of the text in --text FILE.jsonl (text)");
   app->add_option("--separator", o.separator, "a line that separates the documents of --text FILE");
   app->add_option("--context", o.context, "tokens that a window reads (model.max_positions)")
-      ->check(number_from(1, 1e9));
+      ->transform(whole_number_from(1, 1'000'000'000));
   app->add_option("--stride", o.stride, "tokens from window to window (half the context)")
-      ->check(number_from(1, 1e9));
+      ->transform(whole_number_from(1, 1'000'000'000));
   app->add_option("--choices", o.choices, "multiple-choice questions, JSON lines");
   app->add_option("--before", o.before, "text in front of every question");
   app->add_option("--after", o.after, "text behind every question");
@@ -72,9 +100,9 @@ void add_evaluate_options(CLI::App* app, AppOptions& o) {
       ->allow_extra_args(false)
       ->take_all();
   app->add_option("--max-tokens", o.max_tokens, "a completion has at most so many tokens (128)")
-      ->check(number_from(1, 1e9));
+      ->transform(whole_number_from(1, 1'000'000'000));
   app->add_option("--batch-tokens", o.batch_tokens, "tokens that are scored together (4096)")
-      ->check(number_from(1, 1e9));
+      ->transform(whole_number_from(1, 1'000'000'000));
   app->add_option("--out", o.out, "write the result into this file, too");
 }
 
@@ -99,32 +127,39 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   CLI::App* plan = add("plan", "print what a recipe will do, and compute nothing", fp4t::cmd_plan);
   reads_recipe(plan);
   plan->add_option("--ranks", o.ranks, "for so many ranks; memory is that of one")
-      ->check(number_from(1, 1e5));
+      ->transform(whole_number_from(1, 100'000));
   add("schema", "print the JSON schema of recipes", fp4t::cmd_schema);
   CLI::App* inspect = add("inspect", "list a checkpoint", fp4t::cmd_inspect);
-  inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
+  inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")
+      ->required()
+      ->check(not_empty());
   inspect->add_flag("--verify", o.verify, "check every hash");
   CLI::App* generate = add("generate", "continue a text from a checkpoint", fp4t::cmd_generate);
-  generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
+  generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
+      ->required()
+      ->check(not_empty());
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
   generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
-      ->check(number_from(1, 1e9));
+      ->transform(whole_number_from(1, 1'000'000'000));
   generate->add_option("--temperature", o.temperature, "0: greedy")->check(number_from(1e-3, 1e3, true));
   generate->add_option("--top-p", o.top_p, "probability mass to draw from")->check(number_from(1e-6, 1));
   generate->add_option("--seed", o.seed, "seed of the draws")->check(seed());
-  generate->add_option("--samples", o.samples, "how many continuations")->check(number_from(1, 1e6));
+  generate->add_option("--samples", o.samples, "how many continuations")
+      ->transform(whole_number_from(1, 1'000'000));
   add_evaluate_options(
       add("evaluate", "measure a checkpoint on files of text, questions or prompts", fp4t::cmd_evaluate), o);
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")
-      ->required();
+      ->required()
+      ->check(not_empty());
   selfcheck->add_option("--device", o.device, "what computes: auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   CLI::App* report =
       add("report", "draw the report of a run, or of several beside each other", fp4t::cmd_report);
-  report->add_option("dir", o.run_dirs, "run folders")->required();
-  report->add_option("--out", o.out,
-                     "the page (one run: report.html in its folder; several: report.html here)");
+  report->add_option("dir", o.run_dirs, "run folders")->required()->check(not_empty());
+  report
+      ->add_option("--out", o.out, "the page (one run: report.html in its folder; several: report.html here)")
+      ->check(not_empty());
   return entries;
 }
 
@@ -140,7 +175,7 @@ std::string explain_extras(const CLI::App& app, const std::vector<Entry>& entrie
     for (const Entry& entry : entries) known.push_back(entry.app->get_name());
   }
   const std::vector<std::string> extras = app.remaining(true);
-  const std::string first = extras.empty() ? "" : extras.front();
+  const std::string first = extras.empty() ? "" : fp4t::printable(extras.front());
   if (first.find('=') != std::string::npos && first[0] != '-') {
     return "unexpected " + first + "; keys of the recipe are set by --set " + first;
   }
@@ -181,7 +216,7 @@ int run(int argc, char** argv) {
     throw fp4t::RecipeError(explain_extras(app, entries) + "; fp4train --help lists the commands");
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return with_output(app.exit(e));  // --help, --version
-    throw fp4t::RecipeError(std::string(e.what()) + "; fp4train --help lists the commands");
+    throw fp4t::RecipeError(fp4t::printable(e.what()) + "; fp4train --help lists the commands");
   }
   const auto missing = [&o] {
     if (o.recipe.config.empty())
@@ -218,7 +253,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return out_of_memory("the system gives no more");
   } catch (const std::filesystem::filesystem_error& e) {
-    return fp4t::end_after_error(static_cast<int>(fp4t::ExitCode::kMissingInput), e.what());
+    return fp4t::end_after_error(static_cast<int>(fp4t::ExitCode::kMissingInput), fp4t::printable(e.what()));
   } catch (const std::exception& e) {
     return fp4t::end_after_error(static_cast<int>(fp4t::ExitCode::kInternal),
                                  std::string("internal error: ") + e.what());

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "engine/comm/ending.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -320,7 +321,7 @@ int end_after_error(int code, const std::string& message) {
   }
   const auto say = [&] {
     const std::string who = size > 1 && rank > 0 ? detail::concat("rank ", rank, ": ") : "";
-    std::fprintf(stderr, "fp4train: %s%s\n", who.c_str(), message.c_str());
+    std::fprintf(stderr, "fp4train: %s%s\n", who.c_str(), printable_lines(message).c_str());
     std::fflush(stderr);
   };
   // What a call that was given up would still bring has no place to go any more: no waiting then.

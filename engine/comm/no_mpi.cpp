@@ -2,6 +2,7 @@
 
 #include "engine/comm/ending.h"
 #include "engine/comm/mpi.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -12,7 +13,7 @@ std::unique_ptr<Communicator> make_mpi(const MpiOptions&) {
 }
 
 int end_after_error(int code, const std::string& message) {
-  std::fprintf(stderr, "fp4train: %s\n", message.c_str());
+  std::fprintf(stderr, "fp4train: %s\n", printable_lines(message).c_str());
   return code;
 }
 

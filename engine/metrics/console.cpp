@@ -8,44 +8,9 @@
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
-
-namespace {
-
-// Length of the well-formed UTF-8 character at `at`, 0 when there is none.
-size_t utf8_length(const std::string& text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(at);
-  const size_t length = first < 0x80                    ? 1
-                        : first >= 0xC2 && first < 0xE0 ? 2
-                        : (first & 0xF0) == 0xE0        ? 3
-                        : first >= 0xF0 && first < 0xF5 ? 4
-                                                        : 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
-  }
-  return length;
-}
-
-// What a model writes can hold any byte: control characters and ill-formed UTF-8 become "?".
-std::string printable(const std::string& text) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t length = utf8_length(text, at);
-    const auto c = static_cast<unsigned char>(text[at]);
-    if (length == 0 || (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) {
-      out += '?';
-      ++at;
-    } else {
-      out.append(text, at, length);
-      at += length;
-    }
-  }
-  return out;
-}
-
-}  // namespace
 
 struct Console::Impl {
   spdlog::logger logger;
@@ -75,7 +40,7 @@ Console::Console(const std::string& run_dir, Screen screen) {
   try {
     impl_ = std::make_unique<Impl>(run_dir, screen);
   } catch (const spdlog::spdlog_ex& e) {
-    throw SaveError(e.what());
+    throw SaveError(printable(e.what()));
   }
 }
 
@@ -85,19 +50,19 @@ Console::~Console() = default;
 void Console::line(const std::string& text) {
   if (!impl_) return;
   impl_->clear_status();
-  impl_->logger.info("{}", printable(text));
+  impl_->logger.info("{}", printable_lines(text));
 }
 
 void Console::warn(const std::string& text) {
   if (!impl_) return;
   impl_->clear_status();
-  impl_->logger.warn("{}", printable("warning: " + text));
+  impl_->logger.warn("{}", printable_lines("warning: " + text));
 }
 
 void Console::status(const std::string& text) {
   if (!impl_) return;
   if (impl_->terminal) {
-    std::fprintf(stdout, "\r\033[K%s", text.c_str());
+    std::fprintf(stdout, "\r\033[K%s", printable(text).c_str());
     std::fflush(stdout);
     impl_->status_shown = true;
     return;
@@ -105,7 +70,7 @@ void Console::status(const std::string& text) {
   const auto now = std::chrono::steady_clock::now();
   if (now - impl_->last_output < std::chrono::seconds(10)) return;
   impl_->last_output = now;
-  std::fprintf(stdout, "%s\n", text.c_str());
+  std::fprintf(stdout, "%s\n", printable(text).c_str());
   std::fflush(stdout);
 }
 

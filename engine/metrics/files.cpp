@@ -11,19 +11,21 @@
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
 void make_run_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error) throw SaveError(detail::concat("cannot create folder ", path, ": ", error.message()));
+  if (error) throw SaveError(detail::concat("cannot create folder ", printable(path), ": ", error.message()));
 }
 
 std::string read_text_file(const std::string& path) {
   // Non-blocking: a FIFO in a file's place must not hang the run.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) throw MissingInputError(detail::concat("cannot open ", path, ": ", std::strerror(errno)));
+  if (fd < 0)
+    throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
   struct stat info {};
   const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   std::string text;
@@ -35,8 +37,8 @@ std::string read_text_file(const std::string& path) {
   }
   const int reason = errno;
   ::close(fd);
-  if (!regular) throw BadDataError(path + " is no regular file");
-  if (n < 0) throw BadDataError(detail::concat("cannot read ", path, ": ", std::strerror(reason)));
+  if (!regular) throw BadDataError(printable(path) + " is no regular file");
+  if (n < 0) throw BadDataError(detail::concat("cannot read ", printable(path), ": ", std::strerror(reason)));
   return text;
 }
 
@@ -53,7 +55,8 @@ void write_text_file(const std::string& path, const std::string& text) {
   const int reason = errno;
   if (fd >= 0) ::close(fd);
   if (good && std::rename(temporary.c_str(), path.c_str()) == 0) return;
-  throw SaveError(detail::concat("cannot write ", path, ": ", std::strerror(good ? errno : reason)));
+  throw SaveError(
+      detail::concat("cannot write ", printable(path), ": ", std::strerror(good ? errno : reason)));
 }
 
 }  // namespace fp4t

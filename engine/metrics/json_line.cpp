@@ -1,5 +1,7 @@
 #include "engine/metrics/json_line.h"
 
+#include "kernels/base/text.h"
+
 namespace fp4t {
 
 std::string json_problem(const nlohmann::json::exception& error) {
@@ -8,13 +10,14 @@ std::string json_problem(const nlohmann::json::exception& error) {
   if (name != std::string::npos) text.erase(0, name + 2);
   const std::string place = "parse error at line 1, ";
   if (text.rfind(place, 0) == 0) text.erase(0, place.size());
-  return text;
+  return printable(text);
 }
 
 nlohmann::ordered_json parse_metrics_line(const std::string& line, const std::string& file, int64_t number) {
   auto object = parse_json_line<nlohmann::ordered_json>(line, file, number);
   const auto need = [&](bool good, const char* what) {
-    if (!good) throw BadDataError(detail::concat(file, ":", number, ": no line of metrics: ", what));
+    if (!good)
+      throw BadDataError(detail::concat(printable(file), ":", number, ": no line of metrics: ", what));
   };
   const auto is_text = [&](const char* key) { return object.contains(key) && object[key].is_string(); };
   need(object.is_object(), "it is no object");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -18,7 +19,7 @@ Json parse_json_line(const std::string& line, const std::string& file, int64_t n
   try {
     return Json::parse(line);
   } catch (const nlohmann::json::exception& e) {
-    throw BadDataError(detail::concat(file, ":", number, ": ", json_problem(e)));
+    throw BadDataError(detail::concat(printable(file), ":", number, ": ", json_problem(e)));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "engine/metrics/tensorboard.h"
 #include "engine/metrics/times.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -46,7 +47,7 @@ int64_t keep_first_lines(const std::string& path, int64_t lines) {
     }
   }
   if (kept > 0 && ::truncate(path.c_str(), bytes) != 0) {
-    throw SaveError(detail::concat("cannot cut ", path, ": ", std::strerror(errno)));
+    throw SaveError(detail::concat("cannot cut ", printable(path), ": ", std::strerror(errno)));
   }
   return kept;
 }
@@ -63,7 +64,7 @@ struct MetricsWriter::Impl {
   void append(const std::string& line) {
     const bool good = std::fwrite(line.data(), 1, line.size(), file) == line.size() &&
                       std::fputc('\n', file) == '\n' && std::fflush(file) == 0;
-    if (!good) throw SaveError(detail::concat("cannot write ", path, ": ", std::strerror(errno)));
+    if (!good) throw SaveError(detail::concat("cannot write ", printable(path), ": ", std::strerror(errno)));
     ++lines;
   }
   ~Impl() {
@@ -78,7 +79,8 @@ MetricsWriter::MetricsWriter(const std::string& run_dir, int64_t keep_lines, con
   impl_->path = run_dir + "/metrics.jsonl";
   const int64_t kept = keep_lines > 0 ? keep_first_lines(impl_->path, keep_lines) : 0;
   impl_->file = std::fopen(impl_->path.c_str(), kept > 0 ? "ab" : "wb");
-  if (!impl_->file) throw SaveError(detail::concat("cannot write ", impl_->path, ": ", std::strerror(errno)));
+  if (!impl_->file)
+    throw SaveError(detail::concat("cannot write ", printable(impl_->path), ": ", std::strerror(errno)));
   impl_->lines = kept;
   if (kept == 0) impl_->append(header_json);
   impl_->times = std::make_unique<TimesWriter>(run_dir, kept);
@@ -90,7 +92,7 @@ int64_t MetricsWriter::lines() const { return impl_->lines; }
 
 void MetricsWriter::sync() {
   if (::fsync(::fileno(impl_->file)) == 0) return;
-  throw SaveError(detail::concat("cannot sync ", impl_->path, ": ", std::strerror(errno)));
+  throw SaveError(detail::concat("cannot sync ", printable(impl_->path), ": ", std::strerror(errno)));
 }
 
 void MetricsWriter::write(const std::string& kind, const std::string& stage, int64_t step,

@@ -8,6 +8,7 @@
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -114,7 +115,7 @@ void write_report(const std::vector<std::string>& run_dirs, const std::string& p
   try {
     html = render(runs);
   } catch (const nlohmann::json::exception& e) {
-    throw BadDataError(names + ": the run's files do not have the expected form: " + e.what());
+    throw BadDataError(printable(names) + ": the run's files do not have the expected form: " + e.what());
   }
   write_text_file(path, html);
 }

@@ -12,6 +12,7 @@
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -42,9 +43,9 @@ Json parse_object_file(const std::string& path) {
   try {
     object = Json::parse(read_text_file(path));
   } catch (const nlohmann::json::exception& e) {
-    throw BadDataError(path + ": " + json_problem(e));
+    throw BadDataError(printable(path) + ": " + printable(json_problem(e)));
   }
-  if (!object.is_object()) throw BadDataError(path + ": no JSON object");
+  if (!object.is_object()) throw BadDataError(printable(path) + ": no JSON object");
   return object;
 }
 
@@ -68,11 +69,11 @@ class Reader {
     const std::string path = run_.dir + "/metrics.jsonl";
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) {
-      throw MissingInputError(detail::concat("cannot open ", path, ": ", std::strerror(errno)));
+      throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
     }
-    if (!S_ISREG(info.st_mode)) throw BadDataError(path + " is no regular file");
+    if (!S_ISREG(info.st_mode)) throw BadDataError(printable(path) + " is no regular file");
     std::ifstream in(path, std::ios::binary);
-    if (!in) throw MissingInputError(detail::concat("cannot open ", path, ": ", std::strerror(errno)));
+    if (!in) throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
     std::string line;
     for (int64_t number = 1; std::getline(in, line); ++number) {
       if (in.eof() && !Json::accept(line)) {

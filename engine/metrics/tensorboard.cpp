@@ -9,6 +9,7 @@
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -86,7 +87,7 @@ TensorBoardFile::TensorBoardFile(const std::string& dir) : file_(nullptr, std::f
   path_ =
       detail::concat(dir, "/events.out.tfevents.", static_cast<int64_t>(now), ".", ::getpid(), ".fp4train");
   file_.reset(std::fopen(path_.c_str(), "wb"));
-  if (!file_) throw SaveError(detail::concat("cannot write ", path_, ": ", std::strerror(errno)));
+  if (!file_) throw SaveError(detail::concat("cannot write ", printable(path_), ": ", std::strerror(errno)));
   record(varint(1 << 3 | 1) + raw(now) + bytes_field(3, "brain.Event:2"));
 }
 
@@ -96,7 +97,7 @@ void TensorBoardFile::record(const std::string& payload) {
                             raw(masked_crc32c(payload.data(), payload.size()));
   const bool good = std::fwrite(frame.data(), 1, frame.size(), file_.get()) == frame.size() &&
                     std::fflush(file_.get()) == 0;
-  if (!good) throw SaveError(detail::concat("cannot write ", path_, ": ", std::strerror(errno)));
+  if (!good) throw SaveError(detail::concat("cannot write ", printable(path_), ": ", std::strerror(errno)));
 }
 
 void TensorBoardFile::write(int64_t step, double wall_time,

@@ -8,6 +8,7 @@
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -26,7 +27,7 @@ TimesWriter::TimesWriter(const std::string& run_dir, int64_t keep_lines)
   in.close();
   write_text_file(path_, kept);
   file_.reset(std::fopen(path_.c_str(), "ab"));
-  if (!file_) throw SaveError(detail::concat("cannot write ", path_, ": ", std::strerror(errno)));
+  if (!file_) throw SaveError(detail::concat("cannot write ", printable(path_), ": ", std::strerror(errno)));
 }
 
 void TimesWriter::add(int64_t line) {
@@ -34,7 +35,7 @@ void TimesWriter::add(int64_t line) {
   const bool good = std::fprintf(file_.get(), "{\"line\":%ld,\"seconds\":%.3f}\n", static_cast<long>(line),
                                  earlier_ + now.count()) > 0 &&
                     std::fflush(file_.get()) == 0;
-  if (!good) throw SaveError(detail::concat("cannot write ", path_, ": ", std::strerror(errno)));
+  if (!good) throw SaveError(detail::concat("cannot write ", printable(path_), ": ", std::strerror(errno)));
 }
 
 }  // namespace fp4t

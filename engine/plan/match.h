@@ -18,12 +18,12 @@ struct Range {
   bool contains(int64_t i) const { return i >= begin && i < end; }
 };
 
-// "5", "0-3" (both ends included), "first 2", "last 2", "first 15%", "last 15%" (rounded up).
-// On bad text returns nothing and `problem` says what is wrong.
+// The texts are those of engine/recipe/tables.h; a share of the layers is rounded up. On text that is none,
+// and for layers that the model lacks, returns nothing and `problem` says what is wrong.
 std::optional<Range> match_layers(const std::string& text, int64_t layers, std::string* problem);
 
-// "100-500", "0-90%": half-open, percents of `percent_steps` rounded down, 100% the end of the stage
-// whatever its length; clipped to [0, steps).
+// Percents of `percent_steps` are rounded down, 100% is the end of the stage whatever its length; clipped to
+// [0, steps).
 std::optional<Range> match_steps(const std::string& text, int64_t steps, int64_t percent_steps,
                                  std::string* problem);
 
@@ -47,9 +47,15 @@ struct MatchedRule {
   }
 };
 
+// What is wrong with the value of one key of a rule.
+struct RuleProblem {
+  const char* key;
+  std::string message;
+};
+
 // Appends what is wrong with the rule's matchers to `problems`.
 MatchedRule match_rule(const RuleSpec& rule, const ModelSpec& model, const StageShape& stage,
-                       std::vector<std::string>& problems);
+                       std::vector<RuleProblem>& problems);
 
 // The largest step that a rule names in absolute numbers; 0 when none.
 int64_t largest_named_step(const RuleSpec& rule);

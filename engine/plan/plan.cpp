@@ -1,9 +1,11 @@
 #include "engine/plan/plan.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "engine/comm/device.h"
 #include "engine/plan/memory.h"
+#include "engine/plan/resolve.h"
 #include "engine/plan/sizes.h"
 #include "engine/recipe/load.h"
 #include "kernels/ops/capability.h"
@@ -59,7 +61,7 @@ void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& pr
 
 void check_kernels(const Plan& plan, ProblemList& problems) {
   const std::string why = head_dim_obstacle(plan.machine, plan.model.head_dim);
-  if (!why.empty()) problems.general(detail::concat("model.head_dim: ", plan.model.head_dim, ", and ", why));
+  if (!why.empty()) problems.at("model.head_dim", detail::concat(plan.model.head_dim, ", and ", why));
 }
 
 void resolve_vocabulary(Plan& plan, ProblemList& problems) {
@@ -83,13 +85,14 @@ void make_stages(Plan& plan, const Recipe& recipe) {
   }
 }
 
-void resolve_stages(Plan& plan, const PrecisionSpec& spec, const std::vector<int64_t>& span_steps) {
+void resolve_stages(Plan& plan, const PrecisionSpec& spec, const std::vector<int64_t>& span_steps,
+                    ProblemList& problems) {
   std::vector<StageShape> shapes;
   for (const StagePlan& stage : plan.stages) {
     const size_t i = shapes.size();
     shapes.push_back({stage.is_rl, stage.steps, i < span_steps.size() ? span_steps[i] : 0});
   }
-  std::vector<StagePrecision> precision = resolve_precision(spec, plan.model, shapes);
+  std::vector<StagePrecision> precision = resolve_precision(spec, plan.model, shapes, problems);
   std::vector<const StagePrecision*> hashed;
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     StagePlan& stage = plan.stages[i];
@@ -111,31 +114,69 @@ void check_reference(const Plan& plan, ProblemList& problems) {
   }
 }
 
+// A key of the recipe with its value, and how much of the need it decides.
+struct DecidingKey {
+  std::string path;
+  int64_t value, share;
+};
+
+std::string named(const DecidingKey& key) { return detail::concat(key.path, " (", key.value, ")"); }
+
+void sort_by_share(std::vector<DecidingKey>& keys) {
+  std::stable_sort(keys.begin(), keys.end(),
+                   [](const DecidingKey& a, const DecidingKey& b) { return a.share > b.share; });
+}
+
 // The keys that decide how many tokens a step works on at once, the one that decides most first.
-std::vector<std::string> batch_keys(const Plan& plan) {
-  std::vector<std::pair<int64_t, std::string>> keys;
+std::vector<DecidingKey> batch_keys(const Plan& plan) {
+  std::vector<DecidingKey> keys;
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     const StagePlan& stage = plan.stages[i];
     if (const auto* pretrain = std::get_if<PretrainSpec>(&stage.spec)) {
-      keys.emplace_back(pretrain->batch.micro_sequences * pretrain->batch.length,
-                        detail::concat("stages[", i, "].pretrain.batch.micro_sequences"));
+      const BatchSpec& batch = pretrain->batch;
+      keys.push_back({detail::concat("stages[", i, "].pretrain.batch.micro_sequences"), batch.micro_sequences,
+                      batch.micro_sequences * batch.length});
     } else {
-      keys.emplace_back(std::min(std::get<RlSpec>(stage.spec).objective.micro_tokens, plan.max_tokens),
-                        detail::concat("stages[", i, "].rl.objective.micro_tokens"));
-      keys.emplace_back(0, detail::concat("stages[", i, "].rl.sampling.max_batch"));
+      const RlSpec& rl = std::get<RlSpec>(stage.spec);
+      keys.push_back({detail::concat("stages[", i, "].rl.objective.micro_tokens"), rl.objective.micro_tokens,
+                      std::min(rl.objective.micro_tokens, plan.max_tokens)});
+      // The arena of a step is as large as the larger of training and sampling; the other is a line without
+      // bytes.
+      const bool sampling_decides =
+          std::any_of(plan.memory.step.begin(), plan.memory.step.end(),
+                      [](const MemoryLine& l) { return l.name == "training (overlaid)"; });
+      keys.push_back({detail::concat("stages[", i, "].rl.sampling.max_batch"), rl.sampling.max_batch,
+                      sampling_decides ? std::numeric_limits<int64_t>::max() : 0});
     }
   }
-  std::stable_sort(keys.begin(), keys.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<std::string> names;
-  for (const auto& [tokens, name] : keys) names.push_back(name);
-  return names;
+  sort_by_share(keys);
+  return keys;
+}
+
+// Of the model, by the elements of its parameters that grow with each.
+std::vector<DecidingKey> model_keys(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  int64_t all = 0, experts = 0, outside = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    const int64_t n = p.shape.elements();
+    all += n;
+    if (p.role == ParamRole::kExpertWeight) experts += n;
+    if (p.role == ParamRole::kEmbedding || p.name == "head") outside += n;
+  }
+  std::vector<DecidingKey> keys = {{"model.layers", m.layers, all - outside},
+                                   {"model.hidden", m.hidden, all}};
+  if (m.moe.experts > 0) keys.push_back({"model.moe.experts", m.moe.experts, 2 * experts});
+  sort_by_share(keys);
+  return keys;
 }
 
 // What needs less than this plan.
-std::string smaller_needs(const Plan& plan, const std::vector<std::string>& batch) {
+std::string smaller_needs(const Plan& plan, const std::vector<DecidingKey>& keys) {
   std::string text = "smaller ";
-  for (const std::string& key : batch) text += key + ", ";
-  text += "model.layers, model.hidden or model.moe.experts need less";
+  for (size_t i = 0; i < keys.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == keys.size() ? " or " : ", ") + named(keys[i]);
+  }
+  text += " need less";
   std::string values;
   if (plan.parallel.recompute == "none") values += ", parallel.recompute: block";
   if (plan.dtypes.masters == DType::kF32) values += ", dtypes.masters: bf16";
@@ -159,11 +200,12 @@ std::string memory_obstacle(const Plan& plan) {
 void check_memory(const Plan& plan, ProblemList& problems) {
   const std::string obstacle = memory_obstacle(plan);
   if (obstacle.empty()) return;
-  const std::vector<std::string> batch = batch_keys(plan);
+  std::vector<DecidingKey> keys = batch_keys(plan);
+  const std::vector<DecidingKey> of_model = model_keys(plan);
   // What the run holds all the time is the model's.
-  const bool model_alone = plan.memory.run_bytes > plan.memory.total_bytes() / 2;
-  problems.at(model_alone || batch.empty() ? "model" : batch.front(),
-              obstacle + ": " + smaller_needs(plan, batch));
+  const bool model_decides = plan.memory.run_bytes > plan.memory.total_bytes() / 2;
+  keys.insert(model_decides ? keys.begin() : keys.end(), of_model.begin(), of_model.end());
+  problems.at(keys.front().path, obstacle + ": " + smaller_needs(plan, keys));
 }
 
 // Muon makes whole matrices orthogonal, so no parameter may be cut where it is used.
@@ -210,13 +252,9 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   resolve_vocabulary(plan, problems);
   make_stages(plan, recipe);
   size_plan(plan, problems);
-  try {
-    resolve_stages(plan, recipe.precision, span_steps);
-    plan.act = is_fp32_reference(plan) ? DType::kF32 : DType::kBf16;
-    check_reference(plan, problems);
-  } catch (const RecipeError& e) {
-    problems.general(e.what());
-  }
+  resolve_stages(plan, recipe.precision, span_steps, problems);
+  plan.act = is_fp32_reference(plan) ? DType::kF32 : DType::kBf16;
+  check_reference(plan, problems);
   problems.throw_if_any();
   plan.head_chunk = head_chunk(plan.model.vocabulary);
   finish_parameters(plan);

@@ -244,8 +244,7 @@ void report_losers(const PrecisionSpec& spec, const ModelSpec& model, const Won&
 }  // namespace
 
 std::vector<StagePrecision> resolve_precision(const PrecisionSpec& spec, const ModelSpec& model,
-                                              const std::vector<StageShape>& stages) {
-  ProblemList problems;
+                                              const std::vector<StageShape>& stages, ProblemList& problems) {
   Fp32Census census;
   Won won;
   std::vector<StagePrecision> out;
@@ -265,6 +264,13 @@ std::vector<StagePrecision> resolve_precision(const PrecisionSpec& spec, const M
                   "fp32 is legal only when every cell has it, and " + census.first_other + " has not");
   }
   report_losers(spec, model, won, problems);
+  return out;
+}
+
+std::vector<StagePrecision> resolve_precision(const PrecisionSpec& spec, const ModelSpec& model,
+                                              const std::vector<StageShape>& stages) {
+  ProblemList problems;
+  std::vector<StagePrecision> out = resolve_precision(spec, model, stages, problems);
   problems.throw_if_any();
   return out;
 }

@@ -2,34 +2,38 @@
 
 #include <algorithm>
 
-#include "kernels/base/check.h"
-
 namespace fp4t {
 
-std::string place_of(const RuleSpec& rule) {
-  return rule.place.file.empty() ? rule.path : place_text(rule.place) + ": " + rule.path;
+ProblemList::Place ProblemList::place_of(const RuleSpec& rule) const {
+  if (!rule.place.file.empty()) return {rule.place, rule.path};
+  return {nearest_place(places_, "precision.preset"), rule.path};
 }
 
-void ProblemList::rule(const RuleSpec& rule, const std::string& problem) { add(place_of(rule), "", problem); }
+void ProblemList::rule(const RuleSpec& rule, const std::string& problem) {
+  named_.insert(rule.path);
+  add(place_of(rule), "", problem);
+}
+
+void ProblemList::rule_key(const RuleSpec& rule, const std::string& key, const std::string& problem) {
+  named_.insert(rule.path);
+  Place place = place_of(rule);
+  place.path += "." + key;
+  const auto written = places_.find(place.path);
+  if (written != places_.end()) place.source = written->second.value;
+  add(place, "", problem);
+}
 
 void ProblemList::cell(const RuleSpec* rule, const std::string& cell, const std::string& problem) {
-  add(rule ? place_of(*rule) : "precision", cell, problem);
+  if (rule) named_.insert(rule->path);
+  add(rule ? place_of(*rule) : Place{nearest_place(places_, "precision"), "precision"}, cell, problem);
 }
 
 void ProblemList::at(const std::string& path, const std::string& problem) {
-  const SourcePlace place = nearest_place(places_, path);
-  add(place.file.empty() ? path : place_text(place) + ": " + path, "", problem);
+  add({nearest_place(places_, path), path}, "", problem);
 }
 
-void ProblemList::general(const std::string& problem) { add("", "", problem); }
-
-bool ProblemList::names(const RuleSpec& rule) const {
-  const std::string place = place_of(rule);
-  return std::any_of(lines_.begin(), lines_.end(), [&](const Line& l) { return l.place == place; });
-}
-
-void ProblemList::add(const std::string& place, const std::string& cell, const std::string& problem) {
-  const auto [found, fresh] = index_.try_emplace({place, problem}, lines_.size());
+void ProblemList::add(const Place& place, const std::string& cell, const std::string& problem) {
+  const auto [found, fresh] = index_.try_emplace({place.path, problem}, lines_.size());
   if (fresh) {
     lines_.push_back({place, cell, problem, {}});
     return;
@@ -41,19 +45,13 @@ void ProblemList::add(const std::string& place, const std::string& cell, const s
 }
 
 void ProblemList::throw_if_any() const {
-  if (lines_.empty()) return;
-  std::string text;
+  Problems problems;
   for (const Line& line : lines_) {
-    if (!text.empty()) text += "\n";
-    if (!line.place.empty()) text += line.place + ": ";
-    if (!line.first_cell.empty()) text += line.first_cell;
-    if (!line.more_cells.empty()) {
-      text += " (and " + std::to_string(line.more_cells.size()) + " more cells)";
-    }
-    if (!line.first_cell.empty()) text += ": ";
-    text += line.problem;
+    std::string text = line.first_cell;
+    if (!line.more_cells.empty()) text += " (and " + std::to_string(line.more_cells.size()) + " more cells)";
+    problems.add(line.place.source, line.place.path, text + (text.empty() ? "" : ": ") + line.problem);
   }
-  throw RecipeError(text);
+  problems.throw_if_any();
 }
 
 }  // namespace fp4t

@@ -14,9 +14,9 @@ TableRules::TableRules(const PrecisionSpec& spec, Table table, const ModelSpec& 
                        const StageShape& stage, ProblemList& problems)
     : table_(table) {
   for (const RuleSpec& rule : spec.tables[static_cast<size_t>(table)]) {
-    std::vector<std::string> found;
+    std::vector<RuleProblem> found;
     MatchedRule matched = match_rule(rule, model, stage, found);
-    for (const std::string& problem : found) problems.rule(rule, problem);
+    for (const RuleProblem& problem : found) problems.rule_key(rule, problem.key, problem.message);
     if (found.empty()) rules_.push_back(matched);
   }
 }

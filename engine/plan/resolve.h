@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/plan/match.h"
+#include "engine/plan/precision.h"
 #include "engine/plan/problems.h"
 
 namespace fp4t {
@@ -39,5 +40,10 @@ class TableRules {
   Table table_;
   std::vector<MatchedRule> rules_;
 };
+
+// resolve_precision() of precision.h that collects instead of throwing; what it returns is of use only when
+// it found no problem.
+std::vector<StagePrecision> resolve_precision(const PrecisionSpec& spec, const ModelSpec& model,
+                                              const std::vector<StageShape>& stages, ProblemList& problems);
 
 }  // namespace fp4t

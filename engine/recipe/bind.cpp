@@ -7,6 +7,7 @@
 #include "engine/recipe/scalars.h"
 #include "engine/recipe/tables.h"
 #include "engine/recipe/visit_path.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -48,16 +49,12 @@ class BindVisitor : public PathVisitor {
   }
 
   void value(const Field& field, std::string& v) override {
-    if (const YamlNode* node = scalar(field, allowed_texts(field))) {
-      if (node->text.find('\0') != std::string::npos) {
-        wrong(field, *node, "with a NUL character");
-      } else if (field.choices.empty()) {
-        v = node->text;
-      } else if (std::ranges::find(field.choices, node->text) != field.choices.end()) {
-        v = node->text;
-      } else {
-        wrong(field, *node, suggest_choice(field, node->text));
-      }
+    const YamlNode* node = scalar(field, allowed_texts(field));
+    if (!node) return;
+    if (!field.choices.empty() && std::ranges::find(field.choices, node->text) == field.choices.end()) {
+      wrong(field, *node, suggest_choice(field, node->text));
+    } else if (is_text(field, *node)) {
+      v = node->text;
     }
   }
   void value(const Field& field, int64_t& v) override { number(field, v, read_int); }
@@ -73,13 +70,13 @@ class BindVisitor : public PathVisitor {
     const YamlNode* node = take(field);
     if (!node) return;
     if (node->kind == YamlNode::Kind::kScalar) {
-      v = {node->text};
+      if (is_text(field, *node)) v = {node->text};
     } else if (node->kind == YamlNode::Kind::kList) {
       v.clear();
       for (const YamlPtr& item : node->items) {
         if (item->kind != YamlNode::Kind::kScalar) {
           wrong(field, *item, "", "a text, or a list of texts");
-        } else {
+        } else if (is_text(field, *item)) {
           v.push_back(item->text);
         }
       }
@@ -230,7 +227,8 @@ class BindVisitor : public PathVisitor {
     if (!entry) return nullptr;
     places_[path_of(field)] = {entry->place, entry->value->place};
     if (entry->value->kind == YamlNode::Kind::kNull) {
-      wrong(field, *entry->value, "", "a value; leave the key out for the default");
+      wrong(field, *entry->value, "",
+            field.is_required ? "a value" : "a value; leave the key out for the default");
       return nullptr;
     }
     return entry->value.get();
@@ -271,6 +269,23 @@ class BindVisitor : public PathVisitor {
     return true;
   }
 
+  // An empty text would be taken for a key that was left out.
+  bool is_text(const Field& field, const YamlNode& node) {
+    const std::string& text = node.text;
+    const bool is_empty = text.empty() && *field.empty_means == '\0';
+    const bool has_nul = text.find('\0') != std::string::npos;
+    const bool is_broken = field.is_one_line && printable(text, std::string::npos) != text;
+    if (is_empty) {
+      wrong(field, node, "",
+            "not empty, but " + allowed_texts(field) +
+                (field.is_required ? "" : "; leave the key out for the default"));
+    } else if (has_nul) {
+      wrong(field, node, "with a NUL character");
+    } else if (is_broken) {
+      wrong(field, node, "with control characters", "a text of one line");
+    }
+    return !is_empty && !has_nul && !is_broken;
+  }
   void wrong(const Field& field, const YamlNode& node, const std::string& why, const std::string& allowed) {
     problems_.add(
         node.place, path_of(field),
@@ -280,7 +295,8 @@ class BindVisitor : public PathVisitor {
     wrong(field, node, why, allowed_texts(field));
   }
   static std::string allowed_texts(const Field& field) {
-    return field.choices.empty() ? "a text" : list_names(field.choices);
+    if (!field.choices.empty()) return list_names(field.choices);
+    return field.examples.empty() ? "a text" : "a text such as " + list_names(field.examples);
   }
   static std::string suggest_choice(const Field& field, const std::string& text) {
     const std::string hint = suggestion(text, field.choices);

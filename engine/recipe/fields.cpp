@@ -139,7 +139,7 @@ void visit_init(FieldVisitor& v, InitSpec& s) {
 }  // namespace
 
 void visit_run(FieldVisitor& v, RunSpec& s) {
-  v.value(output("name", "name of the run"), s.name);
+  v.value(output("name", "name of the run").one_line(), s.name);
   v.value(output("dir", "run folder; default: runs/NAME"), s.dir);
   v.value(identity("seed", "seed of everything random"), s.seed);
   v.value(layout("device", "where the arithmetic runs").one_of({"auto", "cpu", "cuda"}), s.device);
@@ -154,7 +154,8 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
       output("resume", "auto: from the newest checkpoint of the run folder; never; or a checkpoint folder")
           .like({"auto", "never", "a checkpoint folder"}),
       s.resume);
-  v.value(identity("branch_from", "checkpoint folder whose state starts a new run"), s.branch_from);
+  v.value(identity("branch_from", "checkpoint folder whose state starts a new run").or_empty("none"),
+          s.branch_from);
   v.value(output("allow_fault_injection", "let tests kill the run at chosen places"),
           s.allow_fault_injection);
   v.value(
@@ -212,8 +213,12 @@ void visit_rule(FieldVisitor& v, RuleSpec& s, size_t table) {
   v.value(course("module", "globs; `*` crosses dots and matches modules with GEMMs alone")
               .like({"attn.qkv", "experts.*", "*"}),
           s.modules);
-  v.value(course("layers", "which layers").like({"5", "0-3", "first 2", "last 15%"}), s.layers);
-  v.value(course("steps", "which steps of the stage, half open").like({"0-90%", "100-500"}), s.steps);
+  v.value(course("layers", "which layers").like({"5", "0-3", "first 2", "last 15%"}).matching(kLayersPattern),
+          s.layers);
+  v.value(course("steps", "which steps of the stage, half open")
+              .like({"0-90%", "100-500"})
+              .matching(kStepsPattern),
+          s.steps);
   v.value(course("gemm", "which GEMM")
               .one_of(is_forward_table(table) ? std::vector<std::string>{"fprop"}
                                               : std::vector<std::string>{"dgrad", "wgrad"}),

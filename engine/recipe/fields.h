@@ -34,6 +34,9 @@ struct Field {
   const char* applies_when = "";      // the condition in words; "" when there is none
   std::vector<std::string> choices;   // names that are allowed; empty: any
   std::vector<std::string> examples;  // spellings for messages and schema, where free text has a form
+  const char* pattern = "";           // of that form, for the schema
+  const char* empty_means = "";       // what an empty text says; "": it is refused
+  bool is_one_line = false;           // a name: no control characters
 
   Field(const char* k, const char* h, ResumeClass r) : key(k), help(h), resume(r) {}
   Field& at_least(double v) { return low = v, *this; }
@@ -41,6 +44,9 @@ struct Field {
   Field& above(double v) { return low = v, low_open = true, *this; }
   Field& one_of(std::vector<std::string> names) { return choices = std::move(names), *this; }
   Field& like(std::vector<std::string> forms) { return examples = std::move(forms), *this; }
+  Field& matching(const char* regular_expression) { return pattern = regular_expression, *this; }
+  Field& or_empty(const char* meaning) { return empty_means = meaning, *this; }
+  Field& one_line() { return is_one_line = true, *this; }
   Field& required() { return is_required = true, *this; }
   // Conditions add up. The words are those of the first that fails, or of the last when none does.
   Field& only_if(bool condition, const char* words) {

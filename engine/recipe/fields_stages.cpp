@@ -16,6 +16,7 @@ void visit_held_out(FieldVisitor& v, HeldOutSpec& s, ResumeClass c, bool generat
           s.fraction);
   v.value(Field("seed", "seed of the split", c).only_if(on, "fraction is above 0"), s.seed);
   v.value(Field("hash", "XXH3 of the held-out list, in hex; checked at start", c)
+              .or_empty("it is not checked")
               .only_if(on, "fraction is above 0")
               .only_if(generated, "kind is sums or countdown"),
           s.hash);
@@ -25,14 +26,15 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
   const bool text = s.kind == "text", jsonl = s.kind == "jsonl";
   const bool countdown = s.kind == "countdown", problems = s.kind == "sums" || countdown;
   const bool files = text || jsonl;
-  v.value(course("name", "in metrics; default: kind"), s.name);
+  v.value(course("name", "in metrics; default: kind").one_line(), s.name);
   v.value(course("kind", "where documents come from; random: tokens drawn evenly, for benchmarks")
               .one_of({"text", "jsonl", "sums", "countdown", "random"}),
           s.kind);
   v.value(
       course("paths", "files or folders, globs allowed").only_if(files, "kind is text or jsonl").required(),
       s.paths);
-  v.value(course("separator", "line that separates documents; empty: one document a file")
+  v.value(course("separator", "line that separates documents")
+              .or_empty("one document a file")
               .only_if(text, "kind is text"),
           s.separator);
   v.value(course("field", "key that holds the text of a line").only_if(jsonl, "kind is jsonl"), s.field);
@@ -76,7 +78,8 @@ void visit_rows(FieldVisitor& v, TaskSpec& s, ResumeClass c) {
   v.value(Field("prompt_field", "key that holds a row's prompt", c).only_if(rows, when), s.prompt_field);
   v.value(Field("answer_field", "key that holds a row's answer: a text or a number", c).only_if(rows, when),
           s.answer_field);
-  v.value(Field("limit_field", "key that may hold a row's own max_tokens; empty: rows have none", c)
+  v.value(Field("limit_field", "key that may hold a row's own max_tokens", c)
+              .or_empty("rows have none")
               .only_if(rows, when),
           s.limit_field);
   v.value(Field("template", "what the model reads, {prompt} standing for the prompt", c).only_if(rows, when),
@@ -345,7 +348,7 @@ void visit_training(FieldVisitor& v, Stage& s, bool is_rl) {
 }  // namespace
 
 void visit_pretrain(FieldVisitor& v, PretrainSpec& s) {
-  v.value(output("name", "in metrics; unique in the recipe"), s.name);
+  v.value(output("name", "in metrics; unique in the recipe").one_line(), s.name);
   v.value(course("steps", "optimizer updates").at_least(1).at_most(kMostCount).required(), s.steps);
   if (v.enter(course("batch", "what one step sees").required())) {
     visit_batch(v, s.batch);
@@ -368,7 +371,7 @@ void visit_pretrain(FieldVisitor& v, PretrainSpec& s) {
 }
 
 void visit_rl(FieldVisitor& v, RlSpec& s) {
-  v.value(output("name", "in metrics; unique in the recipe"), s.name);
+  v.value(output("name", "in metrics; unique in the recipe").one_line(), s.name);
   v.value(course("steps", "rollouts, each with all its updates").at_least(1).at_most(kMostCount).required(),
           s.steps);
   if (v.enter(course("task", "what is asked and rewarded").required())) {

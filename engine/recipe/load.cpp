@@ -9,6 +9,7 @@
 #include "engine/recipe/validate.h"
 #include "engine/recipe/yaml.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -35,7 +36,7 @@ LoadedRecipe parse_recipe(const std::string& text, const std::string& file_name,
 LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>& overrides) {
   namespace fs = std::filesystem;
   const auto refuse = [&](const std::string& why) {
-    throw MissingInputError(path + ": no recipe to read there: " + why);
+    throw MissingInputError(printable(path) + ": no recipe to read there: " + why);
   };
   // Asked before opening: to open a FIFO waits for a writer.
   std::error_code error;

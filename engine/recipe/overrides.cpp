@@ -5,6 +5,7 @@
 
 #include "engine/recipe/tables.h"
 #include "engine/recipe/yaml.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -142,10 +143,8 @@ YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Probl
   const SourcePlace place{"--set " + path, 0, 0};
   std::vector<Step> steps;
   if (equals == std::string::npos || !split_path(path, steps)) {
-    constexpr size_t kMostShown = 200;
-    const bool is_long = assignment.size() > kMostShown;
-    const std::string shown = is_long ? assignment.substr(0, kMostShown) + "..." : assignment;
-    problems.add({"--set " + shown, 0, 0}, "", "allowed: a.b.c=value, list elements as a[0].b");
+    problems.add({"--set " + printable(assignment, 200), 0, 0}, "",
+                 "allowed: a.b.c=value, list elements as a[0].b");
     return root;
   }
   Problems inner;

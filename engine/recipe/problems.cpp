@@ -4,12 +4,14 @@
 
 #include "engine/recipe/tables.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
 std::string place_text(const SourcePlace& place) {
-  if (place.line == 0) return place.file.empty() ? "recipe" : place.file;
-  return place.file + ":" + std::to_string(place.line) + ":" + std::to_string(place.column);
+  const std::string file = printable(place.file);
+  if (place.line == 0) return file.empty() ? "recipe" : file;
+  return file + ":" + std::to_string(place.line) + ":" + std::to_string(place.column);
 }
 
 SourcePlace nearest_place(const FieldPlaces& places, const std::string& path) {
@@ -25,7 +27,9 @@ void Problems::add(const SourcePlace& place, const std::string& path, const std:
     ++num_dropped_;
     return;
   }
-  entries_.push_back({place, place_text(place) + ": " + (path.empty() ? "" : path + ": ") + message});
+  constexpr size_t kMostShown = 4000;
+  entries_.push_back({place, place_text(place) + ": " + (path.empty() ? "" : printable(path) + ": ") +
+                                 printable(message, kMostShown)});
 }
 
 void Problems::add_at(const FieldPlaces& places, const std::string& path, const std::string& message) {

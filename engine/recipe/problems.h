@@ -19,12 +19,13 @@ using FieldPlaces = std::map<std::string, FieldPlace>;  // by dotted path
 
 // Of the value at the path, or of the nearest map around it that the recipe has.
 SourcePlace nearest_place(const FieldPlaces& places, const std::string& path);
-// "recipe.yaml:12:5", or "--set run.seed".
+// "recipe.yaml:12:5", or "--set run.seed"; printable.
 std::string place_text(const SourcePlace& place);
 
 class Problems {
  public:
-  // `path` is dotted ("model.moe.top_k"); `message` says what was found and what is allowed.
+  // `path` is dotted ("model.moe.top_k"); `message` says what was found and what is allowed. Both may quote
+  // the recipe as it is: a problem is one line, so control characters in it are written as escapes.
   void add(const SourcePlace& place, const std::string& path, const std::string& message);
   // At the path's own place, or at the nearest map around it that the recipe has.
   void add_at(const FieldPlaces& places, const std::string& path, const std::string& message);

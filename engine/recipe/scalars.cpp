@@ -6,6 +6,8 @@
 #include <cmath>
 #include <regex>
 
+#include "kernels/base/text.h"
+
 namespace fp4t {
 
 namespace {
@@ -99,24 +101,11 @@ std::string write_text(const std::string& v) {
   if (v.size() < 200 && std::regex_match(v, plain) && !std::regex_match(v, reserved)) return v;
   std::string out = "\"";
   for (const char c : v) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      const char* hex = "0123456789abcdef";
-      out += "\\x";
-      out += hex[byte >> 4];
-      out += hex[byte & 15];
-    } else {
-      out += c;
-    }
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
   }
-  return out + "\"";
+  // The escapes are YAML's, too.
+  return printable(out, std::string::npos) + "\"";
 }
 
 }  // namespace fp4t

@@ -2,6 +2,7 @@
 // checks of load_recipe decide.
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "engine/recipe/load.h"
 #include "engine/recipe/scalars.h"
@@ -40,9 +41,10 @@ class SchemaVisitor : public FieldVisitor {
   Json& root() { return root_; }
 
   void value(const Field& f, std::string& v) override {
-    Json s = {{"type", "string"}};
+    Json s = text(f);
     if (!f.choices.empty()) s = {{"enum", f.choices}};
-    if (!f.is_required) s["default"] = v;
+    // A default that could not be written is that of a key left out.
+    if (!f.is_required && (!v.empty() || *f.empty_means != '\0')) s["default"] = v;
     if (!f.examples.empty()) s["examples"] = f.examples;
     add(f, std::move(s));
   }
@@ -54,7 +56,7 @@ class SchemaVisitor : public FieldVisitor {
   void value(const Field& f, double& v) override { number(f, "number", v); }
   void value(const Field& f, bool& v) override { add(f, {{"type", "boolean"}, {"default", v}}); }
   void value(const Field& f, std::vector<std::string>& v) override {
-    Json s = {{"anyOf", {{{"type", "string"}}, {{"type", "array"}, {"items", {{"type", "string"}}}}}}};
+    Json s = {{"anyOf", {text(f), {{"type", "array"}, {"items", text(f)}}}}};
     if (!f.is_required) s["default"] = v;
     if (!f.examples.empty()) s["examples"] = f.examples;
     add(f, std::move(s));
@@ -129,6 +131,16 @@ class SchemaVisitor : public FieldVisitor {
       leave();
     }
   }
+  static Json text(const Field& f) {
+    Json s = {{"type", "string"}};
+    if (*f.empty_means == '\0') s["minLength"] = 1;
+    if (*f.pattern == '\0') return s;
+    s["pattern"] = f.pattern;
+    // "5" of a text key may be written without quotes, as a number then.
+    if (std::regex_match("5", std::regex(f.pattern)))
+      s = {{"anyOf", {s, {{"type", "integer"}, {"minimum", 0}}}}};
+    return s;
+  }
   template <class T>
   void number(const Field& f, const char* type, T v) {
     Json s = {{"type", type}};
@@ -141,6 +153,7 @@ class SchemaVisitor : public FieldVisitor {
 
   Json& add(const Field& f, Json schema) {
     std::string help = f.help;
+    if (*f.empty_means != '\0') help += std::string("; empty: ") + f.empty_means;
     if (*f.applies_when != '\0') help += std::string(". Only when ") + f.applies_when;
     schema["description"] = help;
     schema["x-resume"] = name_of(f.resume);

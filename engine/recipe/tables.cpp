@@ -1,49 +1,78 @@
 #include "engine/recipe/tables.h"
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
-#include <cstdint>
-#include <optional>
+
+#include "engine/recipe/problems.h"
 
 namespace fp4t {
 
 namespace {
 
-// A whole number without sign or leading zero.
-std::optional<int64_t> whole(std::string_view text) {
-  if (text.empty() || text.size() > 18 || (text.size() > 1 && text[0] == '0')) return std::nullopt;
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text[0] == '-') return std::nullopt;
-  return value;
-}
+constexpr const char* kLayersForms = "5, 0-3, first 2, last 2, first 15% or last 12.5%";
+constexpr const char* kStepsForms = "100-500 or 0-90%, which leave the end out";
 
-constexpr int64_t kWholePercent = 100'000'000;  // 100% in millionths of a percent
+// Reads one matcher; the first thing that is wrong stays as the reason.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : rest_(text) {}
 
-// A percentage with up to six decimals, in millionths of a percent.
-std::optional<int64_t> millionths(std::string_view text) {
-  const size_t dot = text.find('.');
-  const auto percent = whole(text.substr(0, dot));
-  if (!percent || *percent > 100) return std::nullopt;
-  int64_t value = *percent * 1'000'000;
-  if (dot != std::string_view::npos) {
-    const std::string_view digits = text.substr(dot + 1);
-    if (digits.empty() || digits.size() > 6) return std::nullopt;
-    int64_t unit = 100'000;
-    for (const char c : digits) {
-      if (c < '0' || c > '9') return std::nullopt;
-      value += unit * (c - '0');
-      unit /= 10;
-    }
+  const char* why() const { return why_; }
+  bool failed() const { return why_ != nullptr; }
+  bool ends_with(char c) const { return rest_.ends_with(c); }
+  bool is_done() const { return rest_.empty(); }
+  void fail(const char* why) { why_ = failed() ? why_ : why; }
+
+  bool take(std::string_view word) {
+    if (failed() || !rest_.starts_with(word)) return false;
+    rest_.remove_prefix(word.size());
+    return true;
   }
-  return value <= kWholePercent ? std::optional(value) : std::nullopt;
-}
 
-bool drop_suffix(std::string_view& text, std::string_view suffix) {
-  if (!text.ends_with(suffix)) return false;
-  text.remove_suffix(suffix.size());
-  return true;
+  int64_t number() {
+    size_t n = 0;
+    int64_t value = 0;
+    while (n < rest_.size() && n <= kMostDigits && is_digit(rest_[n]))
+      value = value * 10 + (rest_[n++] - '0');
+    if (n == 0) fail("a number is missing, or not a whole one");
+    if (n > kMostDigits) fail("a number has more than twelve digits");
+    if (n > 1 && rest_[0] == '0') fail("a number has a leading zero");
+    if (!failed()) rest_.remove_prefix(n);
+    return value;
+  }
+
+  // In millionths of a percent.
+  int64_t percent() {
+    int64_t value = number();
+    if (value > 100) fail("a percentage is above 100");
+    if (failed()) return 0;
+    value *= kWholePercent / 100;
+    if (!take(".")) return value;
+    int64_t unit = kWholePercent / 100;
+    size_t n = 0;
+    while (n < rest_.size() && n <= kMostDecimals && is_digit(rest_[n])) {
+      unit /= 10;
+      value += unit * (rest_[n++] - '0');
+    }
+    if (n == 0 || n > kMostDecimals) fail("a percentage has one to six decimals");
+    if (value > kWholePercent) fail("a percentage is above 100");
+    if (!failed()) rest_.remove_prefix(n);
+    return value;
+  }
+
+  void end() {
+    if (!rest_.empty()) fail("it goes on where it should end");
+  }
+
+ private:
+  static constexpr size_t kMostDigits = 12, kMostDecimals = 6;
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+  std::string_view rest_;
+  const char* why_ = nullptr;
+};
+
+std::string refusal_of(const std::string& text, const Reader& reader, const char* forms) {
+  return "found " + text + " (" + reader.why() + "); allowed: " + forms;
 }
 
 }  // namespace
@@ -85,26 +114,46 @@ bool glob_matches(std::string_view pattern, std::string_view name) {
   return p == pattern.size();
 }
 
-bool is_layers_matcher(std::string_view text) {
-  for (const std::string_view word : {"first ", "last "}) {
-    if (!text.starts_with(word)) continue;
-    text.remove_prefix(word.size());
-    const auto count = drop_suffix(text, "%") ? millionths(text) : whole(text);
-    return count && *count > 0;
-  }
-  const size_t dash = text.find('-');
-  if (dash == std::string_view::npos) return whole(text).has_value();
-  const auto low = whole(text.substr(0, dash)), high = whole(text.substr(dash + 1));
-  return low && high && *low <= *high;
+std::string unknown_module(const std::string& pattern) {
+  std::vector<std::string> known = gemm_module_names();
+  known.insert(known.end(), plain_module_names().begin(), plain_module_names().end());
+  return "found " + pattern + ", which matches no module; " + suggestion(pattern, known);
 }
 
-bool is_steps_matcher(std::string_view text) {
-  const bool percent = drop_suffix(text, "%");
-  const size_t dash = text.find('-');
-  if (dash == std::string_view::npos) return false;
-  const auto read = percent ? millionths : whole;
-  const auto low = read(text.substr(0, dash)), high = read(text.substr(dash + 1));
-  return low && high && *low < *high;
+std::optional<LayersMatcher> read_layers(const std::string& text, std::string* refusal) {
+  Reader reader(text);
+  LayersMatcher m;
+  const bool first = reader.take("first ");
+  if (first || reader.take("last ")) {
+    m.kind = first ? LayersMatcher::Kind::kFirst : LayersMatcher::Kind::kLast;
+    m.is_percent = reader.ends_with('%');
+    m.count = m.is_percent ? reader.percent() : reader.number();
+    if (m.is_percent && !reader.take("%")) reader.fail("it goes on where it should end");
+    if (m.count == 0) reader.fail("it asks for no layer");
+  } else {
+    m.begin = reader.number();
+    m.end = (reader.take("-") ? reader.number() : m.begin) + 1;
+    if (m.end <= m.begin) reader.fail("it runs backwards");
+  }
+  reader.end();
+  if (!reader.failed()) return m;
+  *refusal = refusal_of(text, reader, kLayersForms);
+  return std::nullopt;
+}
+
+std::optional<StepsMatcher> read_steps(const std::string& text, std::string* refusal) {
+  Reader reader(text);
+  StepsMatcher m;
+  m.is_percent = reader.ends_with('%');
+  m.begin = m.is_percent ? reader.percent() : reader.number();
+  if (!reader.take("-")) reader.fail("it is no span");
+  m.end = m.is_percent ? reader.percent() : reader.number();
+  if (m.is_percent && !reader.take("%")) reader.fail("it goes on where it should end");
+  if (m.end <= m.begin) reader.fail(m.end == m.begin ? "it holds no step" : "it runs backwards");
+  reader.end();
+  if (!reader.failed()) return m;
+  *refusal = refusal_of(text, reader, kStepsForms);
+  return std::nullopt;
 }
 
 }  // namespace fp4t

@@ -18,25 +18,22 @@ bool is_gemm_glob(const std::string& pattern) {
 }
 
 void module_globs_match(Check& c, const RuleSpec& rule) {
-  std::vector<std::string> known = gemm_module_names();
-  known.insert(known.end(), plain_module_names().begin(), plain_module_names().end());
   if (c.gave(rule.path + ".module") && rule.modules.empty()) {
     c.fail(rule.path + ".module", "found an empty list; leave the key out to match every module with GEMMs");
   }
   for (const std::string& pattern : rule.modules) {
     if (is_plain_module(pattern) || is_gemm_glob(pattern)) continue;
-    c.fail(rule.path + ".module",
-           "found " + pattern + ", which matches no module; " + suggestion(pattern, known));
+    c.fail(rule.path + ".module", unknown_module(pattern));
   }
 }
 
 void layers_and_steps_are_spans(Check& c, const RuleSpec& rule) {
-  if (c.gave(rule.path + ".layers") && !is_layers_matcher(rule.layers)) {
-    c.fail(rule.path + ".layers",
-           "found " + rule.layers + "; allowed: 5, 0-3, first 2, last 2, first 15% or last 15%");
+  std::string refusal;
+  if (c.gave(rule.path + ".layers") && !read_layers(rule.layers, &refusal)) {
+    c.fail(rule.path + ".layers", refusal);
   }
-  if (c.gave(rule.path + ".steps") && !is_steps_matcher(rule.steps)) {
-    c.fail(rule.path + ".steps", "found " + rule.steps + "; allowed: 100-500 or 0-90%, half open, rising");
+  if (c.gave(rule.path + ".steps") && !read_steps(rule.steps, &refusal)) {
+    c.fail(rule.path + ".steps", refusal);
   }
 }
 

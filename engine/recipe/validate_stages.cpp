@@ -103,12 +103,6 @@ void source_is_complete(Check& c, const std::string& path, const DataSourceSpec&
   if (files && c.gave(path + ".paths") && s.paths.empty()) {
     c.fail(path + ".paths", "found an empty list; allowed: files or folders");
   }
-  for (const std::string& file : s.paths) {
-    if (!file.empty() && file.find('\0') == std::string::npos) continue;
-    c.fail(path + ".paths", "found " +
-                                std::string(file.empty() ? "an empty text" : "a text with a NUL character") +
-                                "; allowed: files or folders");
-  }
   const bool problems = s.kind == "sums" || s.kind == "countdown";
   if (problems && s.low > s.high) {
     c.fail(path + ".low", concat("found ", s.low, "; allowed: at most high (", s.high, ")"),
@@ -193,11 +187,6 @@ void end_tokens_are_single(Check& c, const std::string& path, const std::vector<
 }
 
 void eval_is_complete(Check& c, const std::string& path, const EvalSpec& e) {
-  for (const std::string& prompt : e.prompts) {
-    if (!prompt.empty()) continue;
-    c.fail(path + ".eval.prompts", "found an empty text, which has no token to continue; allowed: texts");
-    break;
-  }
   end_tokens_are_single(c, path + ".eval.end_tokens", e.end_tokens);
   if (!e.task) return;
   task_is_complete(c, path + ".eval.task", *e.task, false);
@@ -325,7 +314,6 @@ void validate_stages(Check& c) {
     const std::string path = concat("stages[", i, rl ? "].rl" : "].pretrain");
     std::visit(
         [&](const auto& s) {
-          if (s.name.empty()) c.fail(path + ".name", "found an empty text; allowed: a name");
           if (!names.insert(s.name).second) {
             c.fail(path + ".name", "found " + s.name + " a second time; stages need names of their own");
           }

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <unordered_set>
 
+#include "kernels/base/text.h"
+
 namespace fp4t {
 
 namespace {
@@ -176,20 +178,15 @@ void find_tabs(const std::string& text, const std::string& file, Problems& probl
   }
 }
 
-// The column of the first byte that UTF-8 (RFC 3629) or YAML does not allow in a line, from 1; 0: none.
+// The column of the first byte that UTF-8 or YAML does not allow in a line, from 1; 0: none.
 int first_bad_byte(const std::string& line) {
   for (size_t i = 0; i < line.size();) {
-    const auto byte = [&](size_t k) { return k < line.size() ? static_cast<unsigned char>(line[k]) : 0u; };
-    const unsigned first = byte(i), second = byte(i + 1);
-    const size_t size = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-    bool good =
-        size > 0 && first < 0xF5 && (first >= 0x20 || first == '\t' || first == '\r') && first != 0x7F;
-    for (size_t k = 1; k < size; ++k) good = good && (byte(i + k) & 0xC0) == 0x80;
-    if (first == 0xE0) good = good && second >= 0xA0;  // shorter forms
-    if (first == 0xED) good = good && second < 0xA0;   // surrogates
-    if (first == 0xF0) good = good && second >= 0x90;  // shorter forms
-    if (first == 0xF4) good = good && second < 0x90;   // beyond U+10FFFF
-    if (!good) return static_cast<int>(i) + 1;
+    const size_t size = utf8_length(line, i);
+    const auto first = static_cast<unsigned char>(line[i]);
+    const bool ends_line = first == '\r' && i + 1 == line.size();
+    if (size == 0 || (first < 0x20 && first != '\t' && !ends_line) || first == 0x7F) {
+      return static_cast<int>(i) + 1;
+    }
     i += size;
   }
   return 0;
@@ -204,8 +201,9 @@ void find_binary(const std::string& text, const std::string& file, Problems& pro
     char shown[8];
     std::snprintf(shown, sizeof shown, "0x%02x",
                   static_cast<unsigned>(static_cast<unsigned char>(line[static_cast<size_t>(column) - 1])));
-    problems.add({file, number, column}, "",
-                 std::string("found the byte ") + shown + "; a recipe is UTF-8 text");
+    problems.add(
+        {file, number, column}, "",
+        std::string("found the byte ") + shown + "; a recipe is UTF-8 text, its lines end in LF or CR LF");
     return;  // one is enough: the file is something else
   }
 }
@@ -250,9 +248,7 @@ std::string describe(const YamlNode& node) {
     case YamlNode::Kind::kNull:
       return "no value (null)";
     case YamlNode::Kind::kScalar: {
-      std::string shown = node.text.size() > 60 ? node.text.substr(0, 57) + "..." : node.text;
-      std::ranges::replace_if(
-          shown, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
+      const std::string shown = printable(node.text, 60);
       return node.quoted ? "the text \"" + shown + "\" in quotes" : shown;
     }
     case YamlNode::Kind::kList:

@@ -18,6 +18,7 @@
 #include <optional>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -112,7 +113,8 @@ struct Scorer::Impl {
     if (pid < 0 || told == sizeof(refused)) {
       const std::string why = std::strerror(pid < 0 ? reason : refused);
       stop(false);
-      throw RecipeError(concat("reward ", options.name, ": cannot start '", options.command[0], "': ", why));
+      throw RecipeError(concat("reward ", printable(options.name), ": cannot start '",
+                               printable(options.command[0]), "': ", why));
     }
     for (const int fd : {in, out, err}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
     replies.clear();
@@ -282,8 +284,9 @@ std::vector<float> Scorer::score(const std::vector<ScoreRequest>& requests) {
     if (wrong.empty()) break;
     impl_->stop(false);
     if (++impl_->failures > impl_->options.restarts) {
-      throw BadDataError(concat("reward ", impl_->options.name, ": '", impl_->options.command[0], "' ", wrong,
-                                "; given up after ", impl_->options.restarts, " restarts"));
+      throw BadDataError(concat("reward ", printable(impl_->options.name), ": '",
+                                printable(impl_->options.command[0]), "' ", wrong, "; given up after ",
+                                impl_->options.restarts, " restarts"));
     }
     impl_->log("it " + wrong + concat("; restart ", impl_->failures, " of ", impl_->options.restarts));
   }

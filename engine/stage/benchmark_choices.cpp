@@ -5,13 +5,14 @@
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
 #include "engine/stage/benchmarks.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, int64_t line, const std::string& what) {
-  throw BadDataError(detail::concat(path, ":", line, ": ", what));
+  throw BadDataError(detail::concat(printable(path), ":", line, ": ", what));
 }
 
 // The first of the keys that the object has.
@@ -121,7 +122,7 @@ std::vector<ChoiceQuestion> read_questions(const std::string& path) {
     questions.push_back(
         QuestionReader(path, number, parse_json_line<nlohmann::json>(line, path, number)).read());
   }
-  if (questions.empty()) throw BadDataError(path + ": no question");
+  if (questions.empty()) throw BadDataError(printable(path) + ": no question");
   return questions;
 }
 

@@ -5,6 +5,7 @@
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
 #include "engine/stage/benchmarks.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -12,7 +13,7 @@ namespace {
 
 PromptLine prompt_of(const nlohmann::json& object, PromptLine line) {
   const auto refuse = [&](const std::string& what) {
-    throw BadDataError(detail::concat(line.path, ":", line.line, ": ", what));
+    throw BadDataError(detail::concat(printable(line.path), ":", line.line, ": ", what));
   };
   if (!object.is_object()) refuse("no JSON object");
   if (!object.contains("prompt") || !object["prompt"].is_string()) refuse("no text under the key 'prompt'");
@@ -48,7 +49,7 @@ std::vector<PromptLine> read_prompts(const std::string& path, const std::vector<
     prompts.push_back(
         prompt_of(parse_json_line<nlohmann::json>(line, path, number), {path, number, "", stop, max_tokens}));
   }
-  if (prompts.empty()) throw BadDataError(path + ": no prompt");
+  if (prompts.empty()) throw BadDataError(printable(path) + ": no prompt");
   return prompts;
 }
 

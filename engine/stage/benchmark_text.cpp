@@ -3,6 +3,7 @@
 
 #include "engine/stage/benchmarks.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -54,7 +55,7 @@ Perplexity measure_perplexity(Scorer& scorer, const Tokenizer& tokenizer, const 
   }
   scorer.flush();
   if (result.scored_tokens == 0) {
-    throw BadDataError(documents.files.front() + ": no document of two tokens or more: nothing to score");
+    throw BadDataError(printable(documents.files.front()) + ": no document of two tokens or more: nothing to score");
   }
   return result;
 }

@@ -12,6 +12,7 @@
 #include "engine/stage/signals.h"
 #include "engine/store/huggingface.h"
 #include "engine/tokens/corpus.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -89,7 +90,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
       optimizer(model, comm_in, model.run_arena()),
       store(plan_in.run.dir),
       start_(std::chrono::steady_clock::now()) {
-  console.line("command: " + options.command_line);
+  console.line("command: " + printable(options.command_line, 4000));
   for (const std::string& note : resume.notes) console.warn(note);
   if (needs_reference(plan)) {
     for (const NamedTensor& t : policy_tensors()) {
@@ -141,8 +142,8 @@ void Run::restore(const ResumePoint& resume) {
   changes_accepted_ = options.accept_changes || resume.branch;
   state = resume.info.state;
   if (static_cast<size_t>(state.stage) >= plan.stages.size()) {
-    throw RecipeError(detail::concat("the checkpoint ", resume.info.path, " is in stage ", state.stage + 1,
-                                     ", the recipe has ", plan.stages.size()));
+    throw RecipeError(detail::concat("the checkpoint ", printable(resume.info.path), " is in stage ",
+                                     state.stage + 1, ", the recipe has ", plan.stages.size()));
   }
   state.lineage.insert(state.lineage.end(), lineage.begin(), lineage.end());
   for (const std::string& line : lineage) console.line("accepted change: " + line);
@@ -164,8 +165,8 @@ void Run::restore(const ResumePoint& resume) {
     restarts_ = 0;
   }
   last_checkpoint_ = resume.branch || resume.elsewhere ? "" : resume.info.path;
-  console.line(detail::concat(resume.branch ? "branching from " : "resuming from ", resume.info.path,
-                              ": stage ", state.stage, ", step ", state.step,
+  console.line(detail::concat(resume.branch ? "branching from " : "resuming from ",
+                              printable(resume.info.path), ": stage ", state.stage, ", step ", state.step,
                               state.update ? detail::concat(", update ", state.update) : ""));
 }
 
@@ -174,7 +175,7 @@ void Run::warn_of_changes_too_late() {
     const int64_t finished = finished_steps(state, i);
     const StagePlan& over = plan.stages[i];
     if (finished == 0 || finished == over.steps) continue;
-    console.warn(detail::concat("stage '", over.name, "' is over after ", finished,
+    console.warn(detail::concat("stage '", printable(over.name), "' is over after ", finished,
                                 " steps; that the recipe now says ", over.steps, " has no effect"));
   }
 }
@@ -317,7 +318,8 @@ void Run::stop(int number) {
   save(true);
   const char* how =
       plan.run.resume == "never" ? "; with run.resume: auto it continues" : "; the same command continues";
-  throw PreemptedError(detail::concat("stopped by signal ", number, "; saved ", last_checkpoint_, how));
+  throw PreemptedError(
+      detail::concat("stopped by signal ", number, "; saved ", printable(last_checkpoint_), how));
 }
 
 void Run::check_data(const std::string& key, const std::string& stage_name, const std::string& fingerprint) {
@@ -325,12 +327,13 @@ void Run::check_data(const std::string& key, const std::string& stage_name, cons
   if (known == fingerprint) return;
   if (!known.empty()) {
     if (!changes_accepted_) {
-      throw BadDataError(detail::concat("the data of stage '", stage_name,
-                                        "' is not what the checkpoint was made with: ", known, " then, ",
-                                        fingerprint, " now"));
+      throw BadDataError(detail::concat("the data of stage '", printable(stage_name),
+                                        "' is not what the checkpoint was made with: ", printable(known),
+                                        " then, ", fingerprint, " now"));
     }
     state.lineage.push_back(detail::concat("stage ", state.stage, " step ", state.step, ": data of stage '",
-                                           stage_name, "': ", known, " -> ", fingerprint));
+                                           printable(stage_name), "': ", printable(known), " -> ",
+                                           fingerprint));
     console.line("accepted change: " + state.lineage.back());
   }
   known = fingerprint;
@@ -364,8 +367,8 @@ void Run::note_kernels() {
   std::string text;
   for (const std::string& line : kernels_) text += line + "\n";
   write_text_file(plan.run.dir + "/kernels.txt", text);
-  console.line(
-      detail::concat("kernels: ", kernels_.size(), " products, listed in ", plan.run.dir, "/kernels.txt"));
+  console.line(detail::concat("kernels: ", kernels_.size(), " products, listed in ", printable(plan.run.dir),
+                              "/kernels.txt"));
 }
 
 void Run::reduce_sums() {
@@ -394,8 +397,8 @@ void Run::judge(const StepReport& report, const std::string& policy, int64_t max
   }
   skipped += 1;
   state.counters["skipped_updates"] += 1;
-  const std::string what = detail::concat(stage().name, " step ", state.step + 1, ": ", report.nonfinite,
-                                          " non-finite values in gradients or operands");
+  const std::string what = detail::concat(printable(stage().name), " step ", state.step + 1, ": ",
+                                          report.nonfinite, " non-finite values in gradients or operands");
   if (policy == "stop") throw NonFiniteError(what + "; weights are unchanged (on_nonfinite: stop)");
   if (skipped > static_cast<double>(max_skips)) {
     throw NonFiniteError(

@@ -10,6 +10,7 @@
 #include "engine/metrics/metrics.h"
 #include "engine/stage/checkpoint_model.h"
 #include "engine/tokens/hash.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -52,10 +53,10 @@ void read_prompt_file(const EvaluateRequest& request, const CheckpointModel& sou
     try {
       n = static_cast<int64_t>(source.tokenizer->encode(p.text).size());
     } catch (const NoTokenError& e) {
-      throw BadDataError(detail::concat(p.path, ":", p.line, ": ", e.what()));
+      throw BadDataError(detail::concat(printable(p.path), ":", p.line, ": ", e.what()));
     }
     if (n == 0 || n > positions) {
-      throw BadDataError(detail::concat(p.path, ":", p.line, ": a prompt of ", n,
+      throw BadDataError(detail::concat(printable(p.path), ":", p.line, ": a prompt of ", n,
                                         " tokens; model.max_positions is ", positions));
     }
     in.longest_prompt = std::max(in.longest_prompt, n);

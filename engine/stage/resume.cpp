@@ -11,6 +11,7 @@
 #include "engine/recipe/load.h"
 #include "engine/store/checkpoint_read.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -96,7 +97,8 @@ void check_rollout(const Recipe& recipe, const Rollout& rollout) {
 std::filesystem::path without_links(const std::string& path) {
   std::error_code error;
   auto found = std::filesystem::weakly_canonical(path, error);
-  if (error) throw MissingInputError(detail::concat("cannot look at '", path, "': ", error.message()));
+  if (error)
+    throw MissingInputError(detail::concat("cannot look at '", printable(path), "': ", error.message()));
   return found;
 }
 
@@ -165,7 +167,7 @@ void check_state(const CheckpointInfo& info) {
     check_rollout(recipe, info.state.rollout);
     recorded_span_steps(info.state);
   } catch (const Error& error) {
-    throw BadDataError(detail::concat("checkpoint '", info.path, "': ", error.what()));
+    throw BadDataError(detail::concat("checkpoint '", printable(info.path), "': ", error.what()));
   }
 }
 
@@ -184,7 +186,7 @@ ResumePoint find_resume(const RunSpec& run) {
   std::string path = store.newest(&point.notes, check_state);
   if (run.resume == "never") {
     if (!path.empty()) {
-      throw RecipeError(detail::concat("run.resume: never, but ", run.dir,
+      throw RecipeError(detail::concat("run.resume: never, but ", printable(run.dir),
                                        " holds checkpoints; remove them, or choose another run.dir"));
     }
   } else if (names_a_checkpoint(run)) {
@@ -192,8 +194,8 @@ ResumePoint find_resume(const RunSpec& run) {
       path = find_named("run.resume", run.resume);
       point.elsewhere = !lies_in(path, run.dir);
     } else {
-      point.notes.push_back(detail::concat("run.resume: ", run.resume, " is passed over, since ", run.dir,
-                                           " has checkpoints of its own"));
+      point.notes.push_back(detail::concat("run.resume: ", printable(run.resume), " is passed over, since ",
+                                           printable(run.dir), " has checkpoints of its own"));
     }
   }
   if (path.empty() && !run.branch_from.empty()) {
@@ -234,7 +236,7 @@ std::vector<std::string> check_resume(const ResumePoint& resume, const std::stri
   }
   for (const RecipeChange& c : compare_recipes(state.recipe_yaml, recipe_yaml)) {
     if (resume.branch && c.path == "run.branch_from") continue;
-    const std::string line = detail::concat(c.path, ": ", c.before, " -> ", c.after);
+    const std::string line = detail::concat(c.path, ": ", printable(c.before), " -> ", printable(c.after));
     if (c.resume_class == ResumeClass::kIdentity) identity += "\n  " + line;
     if (c.resume_class == ResumeClass::kCourse) {
       course += "\n  " + line;
@@ -243,11 +245,11 @@ std::vector<std::string> check_resume(const ResumePoint& resume, const std::stri
   }
   if (!identity.empty()) {
     throw RecipeError(detail::concat("the recipe is of another model or run than the checkpoint ",
-                                     resume.info.path, ":", identity));
+                                     printable(resume.info.path), ":", identity));
   }
   if (!course.empty() && !accept_changes && !resume.branch) {
-    throw RecipeError(detail::concat("the recipe differs from the checkpoint ", resume.info.path, ":", course,
-                                     "\n--accept-changes continues with the new values"));
+    throw RecipeError(detail::concat("the recipe differs from the checkpoint ", printable(resume.info.path),
+                                     ":", course, "\n--accept-changes continues with the new values"));
   }
   return lineage;
 }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/stage/context.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -72,7 +73,7 @@ void finish(Run& run) {
   const std::string report = run.plan.run.dir + "/report.html";
   std::error_code error;
   std::filesystem::remove(report, error);
-  if (error) throw SaveError(detail::concat("cannot remove '", report, "': ", error.message()));
+  if (error) throw SaveError(detail::concat("cannot remove '", printable(report), "': ", error.message()));
   write_text_file(run.plan.run.dir + "/summary.json", summary.dump(2) + "\n");
   write_report(run.plan.run.dir);
   std::string line = "done in " + duration_text(run.seconds());
@@ -82,7 +83,7 @@ void finish(Run& run) {
     if (summary.contains(name)) line += detail::concat("\n  ", name, " = ", summary[name].get<double>());
   }
   line += detail::concat("\n  content_hash = ", summary["content_hash"].get<std::string>(),
-                         "\n  report: ", report);
+                         "\n  report: ", printable(report));
   run.console.line(line);
 }
 
@@ -103,7 +104,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
   bool moved = false;
   while (state.stage < count) {
     const StagePlan& stage = run.stage();
-    run.console.line(detail::concat("stage ", state.stage + 1, " of ", count, ": ", stage.name));
+    run.console.line(detail::concat("stage ", state.stage + 1, " of ", count, ": ", printable(stage.name)));
     const auto& optimizer = *std::visit([](const auto& s) { return &s.optimizer; }, stage.spec);
     if (state.step == 0 && state.update == 0 && optimizer.state == "fresh") run.optimizer.reset();
     // A finished stage stays finished; with more steps (an accepted change) it goes on.

@@ -5,6 +5,7 @@
 
 #include "engine/metrics/json_line.h"
 #include "kernels/base/numeric.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/quant.h"
 #include "kernels/ops/run.h"
 
@@ -18,7 +19,8 @@ using Bytes = std::vector<uint8_t>;
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  throw BadDataError(detail::concat("'", c, "' is not a lower-case hexadecimal digit"));
+  throw BadDataError(
+      detail::concat("'", printable(std::string(1, c)), "' is not a lower-case hexadecimal digit"));
 }
 
 Bytes parse_hex(const Json& object, const char* key, int64_t expected_bytes) {
@@ -41,7 +43,7 @@ Enum parse_name(const Json& object, const char* key, std::initializer_list<Enum>
   for (Enum v : values) {
     if (text == name_of(v)) return v;
   }
-  throw BadDataError(detail::concat("unknown ", key, " '", text, "'"));
+  throw BadDataError(detail::concat("unknown ", key, " '", printable(text), "'"));
 }
 
 QuantSpec parse_spec(const Json& c) {
@@ -132,8 +134,8 @@ void check_line(Queue& queue, const Json& line, GoldenResult& result) {
       ++result.equal;
     } else {
       result.failures.push_back(detail::concat("seed ", line.at("seed").get<int64_t>(), " (",
-                                               line.at("kind").get<std::string>(), ", ", rows, " x ", cols,
-                                               ") ", failure));
+                                               printable(line.at("kind").get<std::string>()), ", ", rows,
+                                               " x ", cols, ") ", failure));
     }
   }
 }
@@ -142,7 +144,8 @@ void check_line(Queue& queue, const Json& line, GoldenResult& result) {
 
 GoldenResult check_golden(Queue& queue, const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw MissingInputError(detail::concat(path, ": cannot open the file of golden vectors"));
+  if (!file)
+    throw MissingInputError(detail::concat(printable(path), ": cannot open the file of golden vectors"));
   GoldenResult result;
   std::string text;
   for (int64_t number = 1; std::getline(file, text); ++number) {
@@ -150,13 +153,13 @@ GoldenResult check_golden(Queue& queue, const std::string& path) {
     try {
       check_line(queue, Json::parse(text), result);
     } catch (const Json::exception& e) {
-      throw BadDataError(detail::concat(path, ":", number, ": ", json_problem(e)));
+      throw BadDataError(detail::concat(printable(path), ":", number, ": ", json_problem(e)));
     } catch (const BadDataError& e) {
-      throw BadDataError(detail::concat(path, ":", number, ": ", e.what()));
+      throw BadDataError(detail::concat(printable(path), ":", number, ": ", e.what()));
     }
   }
-  if (file.bad()) throw BadDataError(detail::concat(path, ": reading failed"));
-  if (result.cases == 0) throw BadDataError(detail::concat(path, ": holds no golden vectors"));
+  if (file.bad()) throw BadDataError(detail::concat(printable(path), ": reading failed"));
+  if (result.cases == 0) throw BadDataError(detail::concat(printable(path), ": holds no golden vectors"));
   return result;
 }
 

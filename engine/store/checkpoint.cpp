@@ -15,6 +15,7 @@
 #include "engine/store/rollout_arrays.h"
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -225,7 +226,7 @@ void CheckpointStore::clean_leftovers(std::vector<std::string>* notes) {
     const std::string path = dir_ + "/" + name;
     if (name.find(kTemporary) != std::string::npos) {
       remove_path(path, options_.hook);
-      notes->push_back("removed '" + path + "', left by a save that did not finish");
+      notes->push_back("removed '" + printable(path) + "', left by a save that did not finish");
     } else if (ends_with(name, kReplaced)) {
       const std::string original = path.substr(0, path.size() - std::string(kReplaced).size());
       if (path_exists(original)) {
@@ -256,13 +257,13 @@ std::string CheckpointStore::newest(std::vector<std::string>* notes,
       notes->insert(notes->end(), info.notes.begin(), info.notes.end());
       return path;
     } catch (const Error& error) {
-      notes->push_back("checkpoint '" + path + "' is passed over: " + error.what());
+      notes->push_back("checkpoint '" + printable(path) + "' is passed over: " + error.what());
       failures += "\n  " + std::string(error.what());
     }
   }
   if (candidates.empty()) return "";
-  throw NoCheckpointError(detail::concat("none of the ", candidates.size(), " checkpoints in '", dir_,
-                                         "' can be read:", failures));
+  throw NoCheckpointError(detail::concat("none of the ", candidates.size(), " checkpoints in '",
+                                         printable(dir_), "' can be read:", failures));
 }
 
 std::string CheckpointStore::space_warning(int64_t checkpoint_bytes, int64_t keep) const {
@@ -273,8 +274,8 @@ std::string CheckpointStore::space_warning(int64_t checkpoint_bytes, int64_t kee
   const int64_t to_come = std::max<int64_t>(keep + 1 - present, 1);
   const auto free_bytes = static_cast<int64_t>(space.available);
   if (free_bytes / to_come >= checkpoint_bytes) return "";
-  return detail::concat("'", dir_, "' has ", free_bytes, " bytes free; ", to_come, " further checkpoints of ",
-                        checkpoint_bytes, " bytes may not fit");
+  return detail::concat("'", printable(dir_), "' has ", free_bytes, " bytes free; ", to_come,
+                        " further checkpoints of ", checkpoint_bytes, " bytes may not fit");
 }
 
 }  // namespace fp4t

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -109,9 +110,10 @@ void CheckpointReader::check_shards() const {
     const SafetensorsFile& file = *shards_[static_cast<size_t>(t.shard)];
     const StoredTensor& stored = file.find(t.name);
     if (stored.dtype != t.dtype || stored.dims != t.dims) {
-      throw BadDataError(detail::concat(
-          "'", file.path(), "': tensor '", printable(t.name), "' is ", safetensors_name(stored.dtype), " ",
-          dims_text(stored.dims), ", the manifest says ", safetensors_name(t.dtype), " ", dims_text(t.dims)));
+      throw BadDataError(detail::concat("'", printable(file.path()), "': tensor '", printable(t.name),
+                                        "' is ", safetensors_name(stored.dtype), " ", dims_text(stored.dims),
+                                        ", the manifest says ", safetensors_name(t.dtype), " ",
+                                        dims_text(t.dims)));
     }
     ++held[static_cast<size_t>(t.shard)];
   }
@@ -122,15 +124,16 @@ void CheckpointReader::check_shards() const {
         const auto it = std::find_if(manifest_.tensors.begin(), manifest_.tensors.end(),
                                      [&](const TensorEntry& t) { return t.name == stored.name; });
         if (it != manifest_.tensors.end() && it->shard == static_cast<int64_t>(i)) continue;
-        throw BadDataError(detail::concat("'", file.path(), "': tensor '", printable(stored.name),
+        throw BadDataError(detail::concat("'", printable(file.path()), "': tensor '", printable(stored.name),
                                           "' is not in the manifest"));
       }
     }
     const ShardEntry& entry = manifest_.shards[i];
     if (file.header_hash() != entry.header_hash || file.file_bytes() != entry.bytes) {
       const std::string first = file.tensors().empty() ? "" : printable(file.tensors()[0].name);
-      throw BadDataError(detail::concat("'", file.path(), "': the header differs from the one written",
-                                        " (first tensor '", first, "')"));
+      throw BadDataError(detail::concat("'", printable(file.path()),
+                                        "': the header differs from the one written", " (first tensor '",
+                                        first, "')"));
     }
   }
 }
@@ -140,8 +143,9 @@ std::vector<uint8_t> CheckpointReader::read(const TensorEntry& tensor) const {
   std::vector<uint8_t> bytes = file.read(file.find(tensor.name));
   const uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
   if (hash != tensor.hash) {
-    throw BadDataError(detail::concat("'", file.path(), "': tensor '", printable(tensor.name), "' has hash ",
-                                      hex16(hash), ", the manifest says ", hex16(tensor.hash)));
+    throw BadDataError(detail::concat("'", printable(file.path()), "': tensor '", printable(tensor.name),
+                                      "' has hash ", hex16(hash), ", the manifest says ",
+                                      hex16(tensor.hash)));
   }
   return bytes;
 }
@@ -160,7 +164,7 @@ RunState CheckpointReader::state(std::vector<std::string>* notes) const {
     try {
       const auto find = [&](const std::string& name) {
         const auto it = arrays.find(name);
-        if (it == arrays.end()) throw BadDataError("tensor '" + name + "' is missing");
+        if (it == arrays.end()) throw BadDataError("tensor '" + printable(name) + "' is missing");
         const TensorEntry& t = *it->second;
         HostArray array{t.name, t.dtype, t.dims, read(t)};
         arrays.erase(it);
@@ -168,16 +172,18 @@ RunState CheckpointReader::state(std::vector<std::string>* notes) const {
       };
       state.rollout =
           rollout_from_arrays(find, [&](const std::string& name) { return arrays.count(name) > 0; });
-      if (!arrays.empty()) throw BadDataError("tensor '" + arrays.begin()->first + "' is left over");
+      if (!arrays.empty())
+        throw BadDataError("tensor '" + printable(arrays.begin()->first) + "' is left over");
       state.rollout.check();
     } catch (const Error& error) {
-      throw BadDataError(detail::concat("checkpoint '", path_, "': rollout: ", error.what()));
+      throw BadDataError(detail::concat("checkpoint '", printable(path_), "': rollout: ", error.what()));
     }
   }
   const std::string file = path_ + "/telemetry.json";
   try {
     state.telemetry_json = read_small_file(file, kMaxTelemetryBytes);
-    if (!nlohmann::json::accept(state.telemetry_json)) throw BadDataError("'" + file + "' is no JSON");
+    if (!nlohmann::json::accept(state.telemetry_json))
+      throw BadDataError("'" + printable(file) + "' is no JSON");
   } catch (const Error& error) {
     // Times only: a run goes on without them, and says so.
     state.telemetry_json = "{}";
@@ -203,7 +209,8 @@ void load_tensors(Queue& queue, const std::string& path, const std::vector<Named
                   const std::vector<std::string>& optional_prefixes, const TensorParts& parts) {
   const CheckpointReader reader(path);
   const auto refuse = [&](const std::string& name, const std::string& why) {
-    throw BadDataError(detail::concat("checkpoint '", path, "': tensor '", printable(name), "' ", why));
+    throw BadDataError(
+        detail::concat("checkpoint '", printable(path), "': tensor '", printable(name), "' ", why));
   };
   std::map<std::string, const TensorEntry*> stored;
   for (const TensorEntry& t : reader.manifest().tensors) {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "engine/store/checkpoint_read.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -16,17 +17,19 @@ std::string describe_checkpoint(const std::string& path, bool verify) {
 
   std::ostringstream out;
   out << std::setprecision(std::numeric_limits<double>::max_digits10);
-  out << "checkpoint " << path << "\n"
-      << "format " << kCheckpointFormatVersion << ", written by fp4train " << m.program_version << "\n"
+  out << "checkpoint " << printable(path) << "\n"
+      << "format " << kCheckpointFormatVersion << ", written by fp4train " << printable(m.program_version)
+      << "\n"
       << "stage " << state.stage << ", step " << state.step << ", update " << state.update << "\n"
       << "updates attempted " << state.attempted_updates << ", applied " << state.applied_updates << "\n"
       << "next sample " << state.next_sample << ", metrics lines " << state.metrics_lines << "\n"
-      << "precision hash " << state.precision_hash << "\n";
+      << "precision hash " << printable(state.precision_hash) << "\n";
   if (state.rollout.size() > 0) out << "rollout in progress: " << state.rollout.size() << " completions\n";
   out << "counters: " << state.counters.size() << "\n";
-  for (const auto& [name, value] : state.counters) out << "  " << name << " = " << value << "\n";
+  for (const auto& [name, value] : state.counters) out << "  " << printable(name) << " = " << value << "\n";
   out << "texts: " << state.texts.size() << "\n";
-  for (const auto& [name, value] : state.texts) out << "  " << name << " = " << printable(value) << "\n";
+  for (const auto& [name, value] : state.texts)
+    out << "  " << printable(name) << " = " << printable(value) << "\n";
   out << "lineage: " << state.lineage.size() << "\n";
   for (const std::string& line : state.lineage) out << "  " << printable(line) << "\n";
 
@@ -42,7 +45,7 @@ std::string describe_checkpoint(const std::string& path, bool verify) {
         << std::setw(4) << safetensors_name(t.dtype) << "  " << hex16(t.hash) << "  " << dims_text(t.dims)
         << "\n";
   }
-  for (const std::string& note : notes) out << "note: " << note << "\n";
+  for (const std::string& note : notes) out << "note: " << printable_lines(note) << "\n";
   if (verify) out << "all hashes verified\n";
   out << "content hash: " << hex16(content_hash(m)) << "\n";
   return out.str();

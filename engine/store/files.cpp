@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -20,7 +21,7 @@ namespace {
 constexpr int64_t kWriteBytes = int64_t{4} << 20;
 
 [[noreturn]] void fail_save(const std::string& what, const std::string& path, int error) {
-  throw SaveError(detail::concat("cannot ", what, " '", path, "': ", std::strerror(error)));
+  throw SaveError(detail::concat("cannot ", what, " '", printable(path), "': ", std::strerror(error)));
 }
 
 void announce(const SaveHook& hook, const std::string& verb, const std::string& path) {
@@ -68,13 +69,13 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   // Non-blocking: a FIFO in a file's place must not hang the run.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) {
-    throw MissingInputError(detail::concat("cannot open '", path, "': ", std::strerror(errno)));
+    throw MissingInputError(detail::concat("cannot open '", printable(path), "': ", std::strerror(errno)));
   }
   struct stat info {};
   const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
   if (!regular) {
     ::close(fd_);
-    throw BadDataError(detail::concat("'", path, "' is not a regular file"));
+    throw BadDataError(detail::concat("'", printable(path), "' is not a regular file"));
   }
   size_ = info.st_size;
 }
@@ -86,10 +87,11 @@ void InputFile::read_at(int64_t offset, int64_t bytes, void* out) const {
   while (bytes > 0) {
     const ssize_t n = ::pread(fd_, p, static_cast<size_t>(bytes), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw BadDataError(detail::concat("cannot read '", path_, "': ", std::strerror(errno)));
+    if (n < 0)
+      throw BadDataError(detail::concat("cannot read '", printable(path_), "': ", std::strerror(errno)));
     if (n == 0) {
-      throw BadDataError(
-          detail::concat("'", path_, "' ends at byte ", offset, ", ", bytes, " bytes before its end"));
+      throw BadDataError(detail::concat("'", printable(path_), "' ends at byte ", offset, ", ", bytes,
+                                        " bytes before its end"));
     }
     p += n;
     offset += n;
@@ -100,8 +102,8 @@ void InputFile::read_at(int64_t offset, int64_t bytes, void* out) const {
 std::string read_small_file(const std::string& path, int64_t max_bytes) {
   const InputFile file(path);
   if (file.size() > max_bytes) {
-    throw BadDataError(
-        detail::concat("'", path, "' has ", file.size(), " bytes, at most ", max_bytes, " are accepted"));
+    throw BadDataError(detail::concat("'", printable(path), "' has ", file.size(), " bytes, at most ",
+                                      max_bytes, " are accepted"));
   }
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read_at(0, file.size(), text.data());
@@ -163,15 +165,6 @@ void remove_path(const std::string& path, const SaveHook& hook) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
   if (error) fail_save("remove", path, error.value());
-}
-
-std::string printable(const std::string& name) {
-  constexpr size_t kMaxChars = 200;
-  std::string out = name.substr(0, kMaxChars);
-  for (char& c : out) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  }
-  return name.size() > kMaxChars ? out + "..." : out;
 }
 
 }  // namespace fp4t

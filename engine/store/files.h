@@ -65,7 +65,4 @@ void rename_path(const std::string& from, const std::string& to, const SaveHook&
 // A file or a whole folder; nothing happens when it is not there.
 void remove_path(const std::string& path, const SaveHook& hook);
 
-// A name out of an untrusted file as it may stand in a message: control characters and excess cut.
-std::string printable(const std::string& name);
-
 }  // namespace fp4t

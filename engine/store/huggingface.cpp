@@ -11,6 +11,7 @@
 #include "engine/store/huggingface_names.h"
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/bf16.h"
 
 namespace fp4t {
@@ -50,14 +51,16 @@ class WeightFolder {
     for (const StoredTensor& t : opened->tensors()) {
       const auto [it, fresh] = place_.emplace(t.name, file);
       if (!fresh) {
-        throw BadDataError(detail::concat("'", opened->path(), "': tensor '", printable(t.name),
-                                          "' is also in '", it->second, "'"));
+        throw BadDataError(detail::concat("'", printable(opened->path()), "': tensor '", printable(t.name),
+                                          "' is also in '", printable(it->second), "'"));
       }
     }
   }
 
   void open_indexed(const std::string& index) {
-    const auto refuse = [&](const std::string& why) { throw BadDataError("'" + index + "': " + why); };
+    const auto refuse = [&](const std::string& why) {
+      throw BadDataError("'" + printable(index) + "': " + why);
+    };
     std::map<std::string, std::string> listed;
     const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
       if (depth > 8) refuse("nested too deeply");
@@ -82,7 +85,8 @@ class WeightFolder {
       }
     }
     for (const auto& [name, file] : place_) {
-      if (listed.count(name) == 0) refuse("tensor '" + printable(name) + "' of '" + file + "' is not listed");
+      if (listed.count(name) == 0)
+        refuse("tensor '" + printable(name) + "' of '" + printable(file) + "' is not listed");
     }
   }
 
@@ -136,7 +140,8 @@ void read_piece(const WeightFolder& weights, const LibraryPiece& piece, float* o
   const SafetensorsFile& file = weights.file_of(piece.name);
   const StoredTensor& t = file.find(piece.name);
   const auto refuse = [&](const std::string& why) {
-    throw BadDataError(detail::concat("'", file.path(), "': tensor '", piece.name, "' ", why));
+    throw BadDataError(
+        detail::concat("'", printable(file.path()), "': tensor '", printable(piece.name), "' ", why));
   };
   if (t.dims != piece.dims) {
     refuse("has shape " + dims_text(t.dims) + ", the model needs " + dims_text(piece.dims));
@@ -192,7 +197,8 @@ ExpertLayout layout_of(const WeightFolder& weights, const ParamInfo& info, const
 void import_weights(Queue& queue, const std::string& folder, const Plan& plan, ParamSet& params) {
   const std::string differing = differences(plan.model, model_from_config(folder));
   if (!differing.empty()) {
-    throw RecipeError("the recipe's model is not that of '" + folder + "/config.json':" + differing);
+    throw RecipeError("the recipe's model is not that of '" + printable(folder) +
+                      "/config.json':" + differing);
   }
   const WeightFolder weights(folder);
   // Partners on both sides before anything is written.
@@ -202,15 +208,15 @@ void import_weights(Queue& queue, const std::string& folder, const Plan& plan, P
     pieces.push_back(library_pieces(p.info, plan.model, layout_of(weights, p.info, plan.model)));
     for (const LibraryPiece& piece : pieces.back()) {
       if (!weights.contains(piece.name)) {
-        throw BadDataError("'" + folder + "': tensor '" + piece.name + "' is missing");
+        throw BadDataError("'" + printable(folder) + "': tensor '" + printable(piece.name) + "' is missing");
       }
       wanted.insert(piece.name);
     }
   }
   for (const std::string& name : weights.names()) {
     if (wanted.count(name) != 0) continue;
-    throw BadDataError(detail::concat("'", weights.file_of(name).path(), "': tensor '", printable(name),
-                                      "' has no place in the model"));
+    throw BadDataError(detail::concat("'", printable(weights.file_of(name).path()), "': tensor '",
+                                      printable(name), "' has no place in the model"));
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Param& p = params.params()[i];

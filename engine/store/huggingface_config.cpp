@@ -7,6 +7,7 @@
 #include "engine/store/files.h"
 #include "engine/store/huggingface.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -21,7 +22,7 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;  // of any dimension: keeps later
 class Config {
  public:
   Config(std::string path, Json json) : path_(std::move(path)), json_(std::move(json)) {
-    if (!json_.is_object()) throw BadDataError("'" + path_ + "' is no JSON object");
+    if (!json_.is_object()) throw BadDataError("'" + printable(path_) + "' is no JSON object");
   }
 
   bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
@@ -64,7 +65,7 @@ class Config {
   }
   [[noreturn]] void refuse(const char* key, const std::string& why) const {
     const std::string value = has(key) ? " " + printable(json_.at(key).dump(-1, ' ', true)) : "";
-    throw BadDataError("'" + path_ + "': " + key + value + " " + why);
+    throw BadDataError("'" + printable(path_) + "': " + key + value + " " + why);
   }
 
  private:
@@ -80,13 +81,13 @@ Config read_config(const std::string& folder) {
   const std::string text = read_small_file(path, kMaxConfigBytes);
   constexpr int kMaxDepth = 32;
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth) throw BadDataError("'" + path + "' is nested too deeply");
+    if (depth > kMaxDepth) throw BadDataError("'" + printable(path) + "' is nested too deeply");
     return true;
   };
   try {
     return {path, Json::parse(text, shallow)};
   } catch (const Json::exception& error) {
-    throw BadDataError("'" + path + "': " + printable(error.what()));
+    throw BadDataError("'" + printable(path) + "': " + printable(error.what()));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -274,14 +275,15 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   const size_t tail = std::string(kHashLead).size() + kHexDigits + std::string(kHashTail).size();
   const std::string body = text.substr(0, text.size() - std::min(text.size(), tail));
   if (text.size() < tail || text != with_manifest_hash(body)) {
-    throw BadDataError("'" + path + "' is damaged: its text does not match the hash in its last line");
+    throw BadDataError("'" + printable(path) +
+                       "' is damaged: its text does not match the hash in its last line");
   }
   try {
     return manifest_from(parse_json(text));
   } catch (const Json::exception& error) {
-    throw BadDataError("'" + path + "': " + printable(error.what()));
+    throw BadDataError("'" + printable(path) + "': " + printable(error.what()));
   } catch (const BadDataError& error) {
-    throw BadDataError("'" + path + "': " + error.what());
+    throw BadDataError("'" + printable(path) + "': " + error.what());
   }
 }
 

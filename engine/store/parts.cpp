@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -34,7 +35,7 @@ void PartGather::lead(const std::function<void(const FetchWhole&)>& body) {
       const auto it =
           std::lower_bound(parts_.begin(), parts_.end(), name,
                            [](const NamedTensor& t, const std::string& wanted) { return t.name < wanted; });
-      FP4T_CHECK(it != parts_.end() && it->name == name, "no part of tensor '", name, "'");
+      FP4T_CHECK(it != parts_.end() && it->name == name, "no part of tensor '", printable(name), "'");
       auto index = static_cast<int64_t>(it - parts_.begin());
       comm_.broadcast(&index, sizeof(index), 0);
       exchange(static_cast<size_t>(index), host);

@@ -4,6 +4,7 @@
 
 #include "engine/store/manifest.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -40,7 +41,7 @@ class ArrayReader {
     const HostArray a = find_(std::string(kRolloutPrefix) + name);
     if (a.dtype != DTypeOf<T>::value || a.dims.size() != 1 ||
         a.bytes.size() != static_cast<size_t>(a.dims[0]) * sizeof(T)) {
-      throw BadDataError(detail::concat("tensor '", a.name, "' has the wrong type or rank"));
+      throw BadDataError(detail::concat("tensor '", printable(a.name), "' has the wrong type or rank"));
     }
     values.resize(static_cast<size_t>(a.dims[0]));
     if (!values.empty()) std::memcpy(values.data(), a.bytes.data(), a.bytes.size());

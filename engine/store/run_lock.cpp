@@ -11,6 +11,7 @@
 
 #include "engine/store/checkpoint.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -73,22 +74,22 @@ RunLock::RunLock(const std::string& run_dir) : dir_(run_dir), made_(missing_fold
   if (!written) {
     const int error = errno;
     ::close(fd_);
-    throw SaveError(detail::concat("cannot write '", path, "': ", std::strerror(error)));
+    throw SaveError(detail::concat("cannot write '", printable(path), "': ", std::strerror(error)));
   }
 }
 
 void RunLock::open_and_lock(const std::string& path) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw SaveError(detail::concat("cannot open '", path, "': ", std::strerror(errno)));
+  if (fd_ < 0) throw SaveError(detail::concat("cannot open '", printable(path), "': ", std::strerror(errno)));
   // The kernel drops the lock with its last holder, so a killed process never leaves one behind.
   if (lock_within_patience(fd_)) return;
   const int error = errno;
   const std::string holder = holder_of(fd_);
   ::close(fd_);
   if (error != EWOULDBLOCK) {
-    throw SaveError(detail::concat("cannot lock '", path, "': ", std::strerror(error)));
+    throw SaveError(detail::concat("cannot lock '", printable(path), "': ", std::strerror(error)));
   }
-  throw RecipeError(detail::concat("run folder '", dir_, "' is in use by process ", holder,
+  throw RecipeError(detail::concat("run folder '", printable(dir_), "' is in use by process ", holder,
                                    "; wait for it, stop it, or set another run.dir"));
 }
 

@@ -9,6 +9,7 @@
 
 #include "engine/store/safetensors_header.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -50,8 +51,8 @@ int64_t stored_bytes(DType dtype, const std::vector<int64_t>& dims) {
 SafetensorsFile::SafetensorsFile(const std::string& path)
     : path_(path), file_(std::make_shared<InputFile>(path)) {
   if (file_->size() < kLengthBytes) {
-    throw BadDataError(
-        detail::concat("'", path, "': ", file_->size(), " bytes are too few for a safetensors file"));
+    throw BadDataError(detail::concat("'", printable(path), "': ", file_->size(),
+                                      " bytes are too few for a safetensors file"));
   }
   uint8_t length[kLengthBytes];
   file_->read_at(0, kLengthBytes, length);
@@ -59,9 +60,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path)
   for (int i = 0; i < 8; ++i) header_bytes |= uint64_t{length[i]} << (8 * i);
   const int64_t available = file_->size() - kLengthBytes;
   if (header_bytes > static_cast<uint64_t>(std::min(available, kMaxHeaderBytes))) {
-    throw BadDataError(detail::concat("'", path, "': header of ", header_bytes, " bytes, the file has ",
-                                      available, " after the length (at most ", kMaxHeaderBytes,
-                                      " are accepted)"));
+    throw BadDataError(detail::concat("'", printable(path), "': header of ", header_bytes,
+                                      " bytes, the file has ", available, " after the length (at most ",
+                                      kMaxHeaderBytes, " are accepted)"));
   }
   data_begin_ = kLengthBytes + static_cast<int64_t>(header_bytes);
   std::string head(static_cast<size_t>(data_begin_), '\0');
@@ -73,7 +74,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path)
 
 void SafetensorsFile::check_layout(int64_t data_bytes) {
   const auto refuse = [this](const StoredTensor& t, const std::string& why) {
-    throw BadDataError(detail::concat("'", path_, "': tensor '", printable(t.name), "' ", why));
+    throw BadDataError(detail::concat("'", printable(path_), "': tensor '", printable(t.name), "' ", why));
   };
   for (const StoredTensor& t : tensors_) {
     int64_t bytes = 0;
@@ -99,7 +100,7 @@ void SafetensorsFile::check_layout(int64_t data_bytes) {
   }
   if (filled != data_bytes) {
     const std::string last = tensors_.empty() ? "" : printable(tensors_.back().name);
-    throw BadDataError(detail::concat("'", path_, "': ", data_bytes - filled,
+    throw BadDataError(detail::concat("'", printable(path_), "': ", data_bytes - filled,
                                       " bytes after the last tensor '", last, "' belong to none"));
   }
 }
@@ -107,7 +108,7 @@ void SafetensorsFile::check_layout(int64_t data_bytes) {
 const StoredTensor& SafetensorsFile::find(const std::string& name) const {
   const auto it = index_.find(name);
   if (it == index_.end()) {
-    throw BadDataError(detail::concat("'", path_, "': tensor '", printable(name), "' is missing"));
+    throw BadDataError(detail::concat("'", printable(path_), "': tensor '", printable(name), "' is missing"));
   }
   return tensors_[it->second];
 }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -116,19 +117,19 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(size_t position, const std::string&, const Json::exception& error) override {
-    throw BadDataError(
-        detail::concat("'", path_, "': header is no JSON at byte ", position, ": ", printable(error.what())));
+    throw BadDataError(detail::concat("'", printable(path_), "': header is no JSON at byte ", position, ": ",
+                                      printable(error.what())));
   }
 
  private:
   enum class Where : uint8_t { kOutside, kTop, kMetadata, kTensor, kShape, kOffsets };
 
   [[noreturn]] void refuse(const std::string& why) {
-    throw BadDataError(detail::concat("'", path_, "': tensor '", printable(name_), "' ", why));
+    throw BadDataError(detail::concat("'", printable(path_), "': tensor '", printable(name_), "' ", why));
   }
   bool unexpected(const std::string& what) {
     if (where_ == Where::kOutside) {
-      throw BadDataError(detail::concat("'", path_, "': header is no JSON object: ", what));
+      throw BadDataError(detail::concat("'", printable(path_), "': header is no JSON object: ", what));
     }
     refuse(detail::concat("has an unexpected ", what, field_.empty() ? "" : " at ", printable(field_)));
   }
@@ -149,7 +150,7 @@ void parse_safetensors_header(const std::string& path, const std::string& header
                               std::map<std::string, std::string>* metadata) {
   // The format wants the brace first; the JSON reader would skip spaces and a byte order mark.
   if (header.empty() || header[0] != '{') {
-    throw BadDataError(detail::concat("'", path, "': the header does not begin with {"));
+    throw BadDataError(detail::concat("'", printable(path), "': the header does not begin with {"));
   }
   HeaderEvents events(path, tensors, metadata);
   Json::sax_parse(header, &events);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -214,7 +215,7 @@ std::string AnswerReader::of_data(std::string_view text) const {
     throw BadDataError(detail::concat("no answer", where, " (answer.gold ", spec_.gold, ")"));
   }
   if (spec_.compare == "number" && !parse_number(*found)) {
-    throw BadDataError(detail::concat("the answer '", found->substr(0, 60),
+    throw BadDataError(detail::concat("the answer '", printable(*found, 60),
                                       "' is no number; answer.compare: text takes it as it is"));
   }
   return std::string(*found);

@@ -11,6 +11,7 @@
 #include "engine/tokens/source.h"
 #include "kernels/base/check.h"
 #include "kernels/base/philox.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -28,7 +29,7 @@ int64_t lines_before(std::string_view text, size_t at) {
 }
 
 [[noreturn]] void refuse_nul(const std::string& path, int64_t line) {
-  throw BadDataError(detail::concat(path, ":", line, ": no text: it holds a NUL character"));
+  throw BadDataError(detail::concat(printable(path), ":", line, ": no text: it holds a NUL character"));
 }
 
 // Takes the documents of one file.
@@ -67,7 +68,8 @@ class Taker {
       if (line.find_first_not_of(" \t") == std::string::npos) continue;
       const auto object = parse_json_line(line, path_, number);
       if (!object.is_object() || !object.contains(field) || !object[field].is_string()) {
-        throw BadDataError(detail::concat(path_, ":", number, ": no text under the key '", field, "'"));
+        throw BadDataError(detail::concat(printable(path_), ":", number, ": no text under the key '",
+                                          printable(field), "'"));
       }
       std::string text = object[field].get<std::string>();
       if (text.find('\0') != std::string::npos) refuse_nul(path_, number);  // written as an escape
@@ -89,7 +91,7 @@ std::vector<int32_t> Documents::tokens(size_t document, const Tokenizer& tokeniz
   } catch (const NoTokenError& e) {
     const Place& place = places[document];
     const int64_t line = place.line + (breaks_count ? lines_before(text, e.at) : 0);
-    throw BadDataError(detail::concat(files[place.file], ":", line, ": ", e.what()));
+    throw BadDataError(detail::concat(printable(files[place.file]), ":", line, ": ", e.what()));
   }
 }
 
@@ -113,9 +115,9 @@ Documents read_documents(const DataSourceSpec& spec) {
     result.bytes += static_cast<int64_t>(content.size());
   }
   if (result.texts.empty()) {
-    throw BadDataError(detail::concat("source '", spec.name, "' holds no document in its ",
-                                      result.files.size(), " files, of which ", result.files.front(),
-                                      " is the first"));
+    throw BadDataError(detail::concat("source '", printable(spec.name), "' holds no document in its ",
+                                      result.files.size(), " files, of which ",
+                                      printable(result.files.front()), " is the first"));
   }
   result.hash = xxh3_hex(digest + spec.kind + "|" + spec.separator + "|" + spec.field);
   return result;
@@ -130,12 +132,12 @@ std::vector<bool> held_out_documents(const DataSourceSpec& spec, size_t document
   const auto count = static_cast<size_t>(std::count(out.begin(), out.end(), true));
   if (count == documents) {
     throw BadDataError(detail::concat("held_out.fraction ", spec.held_out.fraction,
-                                      " holds out every document of '", spec.name, "' (", documents,
-                                      "); give less, or another held_out.seed"));
+                                      " holds out every document of '", printable(spec.name), "' (",
+                                      documents, "); give less, or another held_out.seed"));
   }
   if (count == 0 && spec.held_out.fraction > 0) {
     throw BadDataError(detail::concat("held_out.fraction ", spec.held_out.fraction, " holds out none of the ",
-                                      documents, " documents of '", spec.name,
+                                      documents, " documents of '", printable(spec.name),
                                       "'; give more, or another held_out.seed"));
   }
   return out;

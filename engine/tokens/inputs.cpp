@@ -14,6 +14,7 @@
 #include "engine/tokens/tasks.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -26,10 +27,10 @@ void add_file(const std::string& path, std::vector<std::string>& files) {
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) {
     const bool gone = status.type() == fs::file_type::not_found;
-    throw MissingInputError("'" + path + "' " +
+    throw MissingInputError("'" + printable(path) + "' " +
                             (gone ? "leads nowhere" : "cannot be read: " + error.message()));
   }
-  if (!fs::is_regular_file(status)) throw BadDataError("'" + path + "' is no regular file");
+  if (!fs::is_regular_file(status)) throw BadDataError("'" + printable(path) + "' is no regular file");
   files.push_back(path);
 }
 
@@ -38,10 +39,11 @@ void add_folder(const std::string& path, std::map<std::string, std::string>& rea
                 std::vector<std::string>& files) {
   std::error_code error;
   const fs::path target = fs::canonical(path, error);
-  if (error) throw MissingInputError("cannot list '" + path + "': " + error.message());
+  if (error) throw MissingInputError("cannot list '" + printable(path) + "': " + error.message());
   const auto [first, is_new] = reached.emplace(target.string(), path);
   if (!is_new) {
-    throw BadDataError("one folder is reached twice, as '" + first->second + "' and as '" + path + "'");
+    throw BadDataError("one folder is reached twice, as '" + printable(first->second) + "' and as '" +
+                       printable(path) + "'");
   }
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
@@ -52,7 +54,7 @@ void add_folder(const std::string& path, std::map<std::string, std::string>& rea
       add_file(inner, files);
     }
   }
-  if (error) throw MissingInputError("cannot list '" + path + "': " + error.message());
+  if (error) throw MissingInputError("cannot list '" + printable(path) + "': " + error.message());
 }
 
 void add_path(const std::string& path, std::vector<std::string>& files) {
@@ -78,14 +80,15 @@ std::vector<std::string> expand(const std::string& pattern) {
     for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) paths.emplace_back(matches.gl_pathv[i]);
     globfree(&matches);
     if (result == GLOB_ABORTED) {
-      throw MissingInputError("cannot list the folders of '" + pattern + "': " + std::strerror(reason));
+      throw MissingInputError("cannot list the folders of '" + printable(pattern) +
+                              "': " + std::strerror(reason));
     }
     if (paths.empty() && error)
-      throw MissingInputError("'" + pattern + "' cannot be read: " + error.message());
+      throw MissingInputError("'" + printable(pattern) + "' cannot be read: " + error.message());
     for (const std::string& path : paths) add_path(path, files);
   }
   std::sort(files.begin(), files.end());
-  if (files.empty()) throw MissingInputError("no file matches '" + pattern + "'");
+  if (files.empty()) throw MissingInputError("no file matches '" + printable(pattern) + "'");
   return files;
 }
 
@@ -100,8 +103,9 @@ std::vector<std::string> input_files(const DataSourceSpec& spec) {
       const fs::path target = fs::canonical(path, error);
       const auto [first, is_new] = seen.emplace(error ? path : target.string(), path);
       if (!is_new) {
-        throw BadDataError("source '" + spec.name + "' has one file twice, as '" + first->second +
-                           "' and as '" + path + "'; what one holds out, the other would train on");
+        throw BadDataError("source '" + printable(spec.name) + "' has one file twice, as '" +
+                           printable(first->second) + "' and as '" + printable(path) +
+                           "'; what one holds out, the other would train on");
       }
       files.push_back(path);
     }
@@ -192,7 +196,7 @@ class InputCheck {
     const InitSpec& init = recipe_.model.init;
     std::error_code ignored;
     if (init.kind == "import" && !fs::is_directory(init.path, ignored)) {
-      add("model.init.path", {ExitCode::kMissingInput, "", "'" + init.path + "' is no folder"});
+      add("model.init.path", {ExitCode::kMissingInput, "", "'" + printable(init.path) + "' is no folder"});
     }
     for (size_t i = 0; i < recipe_.stages.size(); ++i) {
       const std::string path = detail::concat("stages[", i, "].");
@@ -252,7 +256,7 @@ class InputCheck {
   void add(const std::string& path, const Finding& finding) {
     const SourcePlace place = nearest_place(places_, path);
     const std::string where = place.file.empty() ? path : place_text(place) + ": " + path;
-    text_ += (text_.empty() ? "" : "\n") + where + ": " + finding.message;
+    text_ += (text_.empty() ? "" : "\n") + where + ": " + printable(finding.message, 4000);
     any_recipe_ |= finding.code == ExitCode::kRecipe;
     any_missing_ |= finding.code == ExitCode::kMissingInput;
   }

@@ -13,6 +13,7 @@
 #include "engine/tokens/permutation.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -45,7 +46,7 @@ class RowReader {
     for (int64_t number = 1; std::getline(lines, line); ++number) {
       if (!line.empty() && line.back() == '\r') line.pop_back();
       if (line.find_first_not_of(" \t") == std::string::npos) continue;
-      place_ = detail::concat(path, ":", number);
+      place_ = detail::concat(printable(path), ":", number);
       const Json object = parse_json_line(line, path, number);
       if (!object.is_object()) refuse("no object");
       rows.push_back({problem_of(object), place_});
@@ -58,7 +59,7 @@ class RowReader {
 
   const Json& member(const Json& object, const std::string& key) const {
     const auto it = object.find(key);
-    if (it == object.end()) refuse("no key '" + key + "'");
+    if (it == object.end()) refuse("no key '" + printable(key) + "'");
     return *it;
   }
 
@@ -66,15 +67,15 @@ class RowReader {
     Problem problem;
     const Json& prompt = member(object, spec_.prompt_field);
     if (prompt.is_array()) {
-      refuse("'" + spec_.prompt_field +
+      refuse("'" + printable(spec_.prompt_field) +
              "' is a list of messages, which needs a chat template; allowed: a text");
     }
-    if (!prompt.is_string()) refuse("'" + spec_.prompt_field + "' is no text");
+    if (!prompt.is_string()) refuse("'" + printable(spec_.prompt_field) + "' is no text");
     problem.prompt = prompt.get<std::string>();
-    if (problem.prompt.empty()) refuse("'" + spec_.prompt_field + "' is empty");
+    if (problem.prompt.empty()) refuse("'" + printable(spec_.prompt_field) + "' is empty");
     const Json& answer = member(object, spec_.answer_field);
     if (!answer.is_string() && !answer.is_number()) {
-      refuse("'" + spec_.answer_field + "' is neither a text nor a number");
+      refuse("'" + printable(spec_.answer_field) + "' is neither a text nor a number");
     }
     try {
       problem.answer = answers_.of_data(answer.is_string() ? answer.get<std::string>() : answer.dump());
@@ -84,7 +85,7 @@ class RowReader {
     if (!spec_.limit_field.empty() && object.contains(spec_.limit_field)) {
       const Json& limit = object[spec_.limit_field];
       if (!limit.is_number_integer() || limit.get<int64_t>() < 1) {
-        refuse("'" + spec_.limit_field + "' is no whole number of tokens above 0");
+        refuse("'" + printable(spec_.limit_field) + "' is no whole number of tokens above 0");
       }
       problem.max_tokens = limit.get<int64_t>();
     }

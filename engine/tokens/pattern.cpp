@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -67,7 +68,7 @@ Pattern::Pattern(const std::string& pattern) : impl_(std::make_unique<Impl>()) {
     unsigned char message[256] = {};
     pcre2_get_error_message(error, message, sizeof(message));
     throw RecipeError(detail::concat("no regular expression: ", reinterpret_cast<const char*>(message),
-                                     ", at character ", at + 1, " of '", pattern, "'"));
+                                     ", at character ", at + 1, " of '", printable(pattern), "'"));
   }
   pcre2_pattern_info(impl_->code, PCRE2_INFO_CAPTURECOUNT, &impl_->groups);
 }

@@ -5,6 +5,7 @@
 #include "engine/tokens/generated_tasks.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -14,7 +15,8 @@ std::unique_ptr<Task> make_task(const TaskSpec& spec) {
   if (spec.kind == "countdown") task = make_countdown(spec);
   if (spec.kind == "jsonl") task = make_jsonl_task(spec);
   if (!task) {
-    throw RecipeError("task.kind: '" + spec.kind + "' is not known; allowed are sums, countdown, jsonl");
+    throw RecipeError("task.kind: '" + printable(spec.kind) +
+                      "' is not known; allowed are sums, countdown, jsonl");
   }
   const std::string difference = held_out_difference(*task, spec.held_out);
   if (!difference.empty()) throw BadDataError("held_out.hash: " + difference);

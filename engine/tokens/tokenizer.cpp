@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -34,7 +35,7 @@ class ByteTokenizer : public Tokenizer {
   int32_t single_token(const std::string& text) const override {
     if (text == "<eod>") return end_of_document();
     if (text.size() == 1) return static_cast<uint8_t>(text[0]);
-    throw RecipeError(detail::concat("end token '", text, "' is ", text.size(),
+    throw RecipeError(detail::concat("end token '", printable(text), "' is ", text.size(),
                                      " tokens of the byte tokenizer; allowed are single bytes and <eod>"));
   }
 
@@ -89,8 +90,9 @@ class IdTokenizer : public Tokenizer {
     return whole && token >= 0 && token < end_of_document() ? token : -1;
   }
   std::string refusal(std::string_view word) const {
-    return detail::concat("'", word.substr(0, 40), "' is no token of tokenizer.kind ids; allowed: numbers ",
-                          "from 0 to ", end_of_document() - 1);
+    return detail::concat("'", printable(word.substr(0, 40)),
+                          "' is no token of tokenizer.kind ids; allowed: numbers ", "from 0 to ",
+                          end_of_document() - 1);
   }
 
   int64_t vocabulary_;
@@ -101,7 +103,7 @@ class IdTokenizer : public Tokenizer {
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
   if (spec.kind == "bytes") return std::make_unique<ByteTokenizer>();
   if (spec.kind == "ids") return std::make_unique<IdTokenizer>(spec.vocabulary);
-  throw RecipeError("tokenizer.kind: '" + spec.kind + "' is not known; allowed are bytes and ids");
+  throw RecipeError("tokenizer.kind: '" + printable(spec.kind) + "' is not known; allowed are bytes and ids");
 }
 
 }  // namespace fp4t

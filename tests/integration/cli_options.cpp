@@ -2,6 +2,7 @@
 // inputs that are looked for before anything begins.
 #include <filesystem>
 
+#include "kernels/base/text.h"
 #include "tests/support/runs.h"
 
 namespace fp4t::test {
@@ -43,6 +44,8 @@ TEST_F(CliOptions, unknown_words_get_the_nearest) {
   expect_refused({"--config", "recipe.yaml", "run.seed=3"}, 2, {"--set run.seed=3"});
   expect_refused({"help"}, 2, {"--help"});
   expect_refused({"validate", "plan", "--config", "recipe.yaml"}, 2, {"plan"});
+  expect_refused({"plan", "--config", "recipe.yaml", "--ranks", "1.5"}, 2,
+                 {"--ranks: found 1.5 (not a whole number); allowed: a whole number from 1 to 100000"});
   expect_refused({"plan", "--config", "recipe.yaml", "validate"}, 2, {"validate"});
 }
 
@@ -59,7 +62,7 @@ TEST_F(CliOptions, options_before_a_command_are_not_lost) {
 
 TEST_F(CliOptions, numbers_of_generate_are_checked) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
-      {"--max-tokens", {"0", "-1", "1e99", "9223372036854775807", "x", "nan"}},
+      {"--max-tokens", {"0", "-1", "1e99", "9223372036854775807", "x", "nan", "1.5"}},
       {"--samples", {"0", "1e12", "1000001"}},
       {"--temperature", {"nan", "inf", "-1", "1e-300", "1e300"}},
       {"--top-p", {"0", "nan", "1.5", "1e-9"}},
@@ -72,6 +75,8 @@ TEST_F(CliOptions, numbers_of_generate_are_checked) {
   // Good numbers go on to the next complaint: there is no checkpoint.
   for (const auto& [option, value] :
        std::vector<std::pair<std::string, std::string>>{{"--temperature", "0"},
+                                                        {"--max-tokens", "1e3"},
+                                                        {"--samples", "1_0"},
                                                         {"--temperature", "0.7"},
                                                         {"--top-p", "1"},
                                                         {"--seed", "18446744073709551615"}}) {
@@ -90,6 +95,52 @@ TEST_F(CliOptions, every_refusal_begins_with_the_programs_name) {
     const Exit exit = run(line);
     EXPECT_EQ(exit.code, 2) << exit.errors;
     EXPECT_TRUE(exit.errors.starts_with("fp4train: ")) << exit.errors;
+  }
+}
+
+// What is quoted neither moves the terminal's text nor looks like a line of its own.
+TEST_F(CliOptions, quoted_arguments_files_and_recipes_are_printable) {
+  const std::string evil = "no\nfp4train: all is well\x1b[2J\xff";
+  const std::string shown = "no\\nfp4train: all is well\\x1b[2J\\xff";
+  write_text(folder_ / "a\x1b[2J.yaml", "run: {\"\\e[2J\": 1}\n");
+  fs::create_directory(folder_ / evil);
+  const struct {
+    std::vector<std::string> args;
+    std::string word;
+  } cases[] = {
+      {{evil}, shown},
+      {{"--" + evil}, shown},
+      {{"validate", "--config", evil + ".yaml"}, shown + ".yaml"},
+      {{"validate", "--config", evil}, "it is a folder"},
+      {{"validate", "--config", "a\x1b[2J.yaml"}, "a\\x1b[2J.yaml:1:7: run.\\x1b[2J: unknown key"},
+      {{"validate", "--config", "recipe.yaml", "--set", evil}, shown},
+      {{"validate", "--config", "recipe.yaml", "--set", "run." + evil + "=1"}, shown},
+      {{"validate", "--config", "recipe.yaml", "--set", "run.device=\x1b"}, "\\x1b"},
+      {{"validate", "--config", "recipe.yaml", "--set", "stages[0].pretrain.data[0].paths=\"a\\e\\n\""},
+       "a\\x1b\\n"},
+      {{"--config", "recipe.yaml", "--set", "run.dir=\"text/words.txt/\\e\""}, "text/words.txt/\\x1b"},
+      {{"inspect", evil}, shown},
+      {{"generate", "--checkpoint", evil, "--prompt", "a"}, shown},
+      {{"generate", "--checkpoint", "run", "--prompt", "a", "--seed", "\x1b"}, "\\x1b"},
+      {{"report", evil + "/x"}, shown},
+      {{"selfcheck", "--golden", evil}, shown}};
+  for (const auto& c : cases) {
+    const Exit exit = run(c.args);
+    EXPECT_NE(exit.code, 0) << c.word;
+    EXPECT_NE(exit.errors.find(c.word), std::string::npos) << "no '" << c.word << "' in\n"
+                                                           << printable_lines(exit.errors);
+    EXPECT_EQ(printable_lines(exit.errors + exit.output), exit.errors + exit.output);
+    EXPECT_EQ(exit.errors.find("\nfp4train: all"), std::string::npos) << exit.errors;
+  }
+}
+
+TEST_F(CliOptions, an_empty_path_is_not_a_path_left_out) {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"--config", ""}, std::vector<std::string>{"validate", "--config", ""},
+        std::vector<std::string>{"inspect", ""}, std::vector<std::string>{"report", ""},
+        std::vector<std::string>{"generate", "--checkpoint", "", "--prompt", "a"},
+        std::vector<std::string>{"selfcheck", "--golden", ""}}) {
+    expect_refused(args, 2, {"found an empty text"});
   }
 }
 

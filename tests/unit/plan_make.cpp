@@ -6,6 +6,7 @@
 #include "engine/comm/device.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/sizes.h"
+#include "engine/recipe/load.h"
 
 namespace fp4t {
 namespace {
@@ -217,6 +218,63 @@ TEST(PlanMake, what_does_not_fit_is_reported_all_at_once) {
   EXPECT_HAS(e, "precision.pretrain.forward[0]: this rule never wins");
 }
 
+// What the plan finds stands where the recipe says it, in the order of the file, whichever check found it.
+TEST(PlanMake, problems_stand_in_the_order_of_the_recipe_with_their_places) {
+  const std::string text = R"(run: {device: cuda}
+model: {layers: 2, hidden: 64, heads: 2, kv_heads: 1, head_dim: 32, mlp_hidden: 64}
+parallel: {expert: 1, data: 3}
+precision:
+  preset: quartet2
+  override:
+    pretrain.forward:
+      - {module: mlp.down, operand: act, format: mxfp8}
+      - {module: mlp.down, operand: act, format: bf16}
+      - {layers: 0-2, format: bf16}
+stages:
+  - pretrain:
+      steps: 4
+      batch: {tokens: 64, length: 32}
+      data: [{kind: sums}]
+)";
+  const LoadedRecipe loaded = parse_recipe(text, "r.yaml", {});
+  std::string errors;
+  try {
+    make_plan(loaded.recipe, cpu_machine(), {}, loaded.places, 2);
+  } catch (const RecipeError& e) {
+    errors = e.what();
+  }
+  size_t at = 0;
+  for (const char* part :
+       {"r.yaml:1:15: run.device: cuda", "\nr.yaml:3:29: parallel.data: 3 x",
+        "\nr.yaml:8:9: precision.override.pretrain.forward[0]: pretrain.forward layers.0 mlp.down fprop",
+        "mxfp8 with nvfp4 in one GEMM",
+        "\nr.yaml:9:9: precision.override.pretrain.forward[1]: this rule never wins",
+        "\nr.yaml:10:18: precision.override.pretrain.forward[2].layers: found 0-2, and the model has layers "
+        "0 to 1"}) {
+    const size_t found = errors.find(part, at);
+    ASSERT_NE(found, std::string::npos) << part << "\n in " << errors;
+    at = found;
+  }
+  // Without a rule of its own, a cell stands where its preset is named.
+  Recipe cut = loaded.recipe;
+  auto& rules = cut.precision.tables[0];
+  rules.erase(rules.begin(), rules.begin() + 3);
+  cut.precision.tables[1].insert(cut.precision.tables[1].begin(), RuleSpec{});
+  RuleSpec& bad = cut.precision.tables[1].front();
+  bad.path = "preset quartet2, pretrain.backward[0]";
+  bad.modules = {"mlp.down"};
+  bad.operand = "grad";
+  bad.spec.format = Format::kMxfp8;
+  bad.from_preset = true;
+  try {
+    make_plan(cut, cpu_machine(), {}, loaded.places);
+    FAIL();
+  } catch (const RecipeError& e) {
+    EXPECT_HAS(std::string(e.what()),
+               "r.yaml:5:11: preset quartet2, pretrain.backward[0]: pretrain.backward layers.0");
+  }
+}
+
 TEST(PlanMake, a_plan_larger_than_the_machine_is_refused) {
   Machine m = cpu_machine();
   m.memory_bytes = 1 << 20;
@@ -245,7 +303,8 @@ TEST(PlanMake, a_plan_larger_than_the_machine_is_refused) {
   Recipe deep = small_recipe();
   deep.model.layers = 64;
   deep.parallel.recompute = "block";
-  EXPECT_HAS(places_error(deep), "r.yaml:2:1: model: the plan needs");
+  EXPECT_HAS(places_error(deep), "r.yaml:2:1: model.moe.experts: the plan needs");
+  EXPECT_HAS(places_error(deep), "model.layers (64)");
 }
 
 TEST(PlanMake, the_fp32_reference_computes_in_fp32_throughout) {

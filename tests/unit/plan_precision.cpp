@@ -299,10 +299,13 @@ TEST(PlanPrecision, unreadable_matchers_name_what_is_allowed) {
   b.add(Table::kPretrainForward, {"*"}, format(Format::kMxfp8)).steps = "90-80%";
   b.add(Table::kPretrainForward, {"*"}, format(Format::kMxfp8)).layers = "most";
   const std::string e = error_of(b.spec, dense_model());
-  EXPECT_HAS(e, "did you mean 'attn.qkv'?");
-  EXPECT_HAS(e, "names layer 9 of a model with layers 0-3");
-  EXPECT_HAS(e, "steps: '90-80%' is empty");
-  EXPECT_HAS(e, "layers: 'most'");
+  EXPECT_HAS(
+      e,
+      "recipe.yaml:10:7: precision.pretrain.forward[0].module: found atn.qkv, which matches no module; "
+      "did you mean attn.qkv?");
+  EXPECT_HAS(e, "forward[1].layers: found 2-9, and the model has layers 0 to 3");
+  EXPECT_HAS(e, "forward[2].steps: found 90-80% (it runs backwards); allowed: 100-500 or 0-90%");
+  EXPECT_HAS(e, "forward[3].layers: found most (a number is missing");
 }
 
 TEST(PlanPrecision, fp32_in_every_cell_takes_the_rest_along) {

@@ -439,6 +439,22 @@ class DefaultsVisitor : public TextVisitor {
   }
 };
 
+// The keys with free texts that apply, and what an empty text says.
+class TextKeys : public WalkVisitor {
+ public:
+  std::map<std::string, std::string> empty_means;  // by path
+
+  void any(const Field&) override {}
+  void value(const Field& field, std::string&) override { take(field, field.choices.empty()); }
+  void value(const Field& field, std::vector<std::string>&) override { take(field, true); }
+  void precision(const Field&, PrecisionSpec&) override {}
+
+ private:
+  void take(const Field& field, bool is_free) {
+    if (is_free && field.applies) empty_means[path_of(field)] = field.empty_means;
+  }
+};
+
 std::map<std::string, std::string> all_keys() {
   PretrainSpec p;
   p.data.emplace_back();
@@ -540,6 +556,32 @@ TEST(recipe_keys, rule_keys_land_in_their_members) {
                .hadamard_out = HadamardOut::kBf16,
                .source = Source::kForward};
   EXPECT_EQ(parse_recipe(text, "r", {}).recipe.precision.tables[1][0], want);
+}
+
+// Whoever writes an empty text does not want the default of a key left out.
+TEST(recipe_keys, an_empty_text_is_refused_or_has_a_meaning_of_its_own) {
+  size_t refused = 0, meant = 0;
+  for (const char* text : {kFirst, kSecond}) {
+    Recipe recipe = parse_recipe(text, "r.yaml", {}).recipe;
+    TextKeys keys;
+    visit_recipe(keys, recipe);
+    for (const auto& [path, meaning] : keys.empty_means) {
+      const std::string errors = test::errors_of(text, {path + "=''"});
+      if (meaning.empty()) {
+        EXPECT_EQ(errors.find("--set " + path + ": " + path +
+                              ": found the text \"\" in quotes; allowed: not empty"),
+                  0u)
+            << path << "\n"
+            << errors;
+        ++refused;
+      } else {
+        EXPECT_EQ(errors.find("not empty"), std::string::npos) << errors;
+        ++meant;
+      }
+    }
+  }
+  EXPECT_GE(refused, 20u);  // names, folders, paths, prompts, end tokens of both
+  EXPECT_GE(meant, 5u);     // run.branch_from, hashes and separators
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // says where, what was found and what is allowed.
 #include <random>
 
+#include "kernels/base/text.h"
 #include "tests/unit/recipe_text.h"
 
 namespace fp4t {
@@ -348,6 +349,9 @@ TEST(recipe_strict, a_recipe_is_text) {
     EXPECT_REFUSED(minimal() + "# " + bad + "\n", kNone, "r.yaml:13:3: found the byte");
   }
   EXPECT_REFUSED(minimal() + std::string("# \0\n", 4), kNone, "r.yaml:13:3: found the byte 0x00");
+  EXPECT_REFUSED("model:\r  layers: 1\r", kNone, "r.yaml:1:7: found the byte 0x0d", "LF or CR LF");
+  EXPECT_REFUSED(minimal(), Set{"model=null"}, "model: found no value (null); allowed: a value");
+  EXPECT_EQ(errors_of(minimal(), {"model=null"}).find("leave the key out"), std::string::npos);
   EXPECT_REFUSED(minimal() + "run: {dir: \"a\\0b\"}\n", kNone, "r.yaml:13:12: run.dir", "NUL");
   EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data[0].paths=[\"a\\0\"]"}, "paths", "NUL");
 }
@@ -369,6 +373,42 @@ TEST(recipe_strict, of_very_many_problems_the_first_are_told_and_the_rest_counte
   EXPECT_EQ(count_lines(errors), 201);
   EXPECT_NE(errors.find("key_0: unknown key"), std::string::npos);
   EXPECT_TRUE(errors.ends_with("\nand 59800 more problems"));
+}
+
+TEST(recipe_strict, a_problem_is_one_printable_line_whatever_it_quotes) {
+  const std::string hostile[] = {
+      minimal() + "run: {\"a\\e[2J\\nfake: fine\": 1}\n",           // a key
+      minimal() + "run: {device: \"\\e]0;title\\a\\u202Ecpu\"}\n",  // a value of a list of names
+      minimal() + "run: {seed: \"\\r\\n1\"}\n",                     // a number
+      minimal() + "run: {name: \"a\\e[31m\"}\n",                    // a name
+      minimal() + "precision: {pretrain.forward: [{module: \"x\\n\", format: bf16}]}\n",
+      minimal() + "precision: {pretrain.forward: [{layers: \"1\\x9b2\", format: bf16}]}\n",
+      minimal() + "\"\\n\": 1\n",
+      minimal() + "run: {seed: 1, seed: 2, \"\\e\": 3, \"\\e\": 4}\n",
+      minimal() + "run: {seed: !\x1e 5}\n",
+  };
+  for (const std::string& text : hostile) {
+    const std::string errors = errors_of(text);
+    EXPECT_FALSE(errors.empty()) << text;
+    EXPECT_EQ(printable_lines(errors), errors);
+    EXPECT_LE(count_lines(errors), 3) << errors;
+    for (size_t at = 0; at < errors.size();
+         at = errors.find('\n', at + 1) == std::string::npos ? errors.size() : errors.find('\n', at + 1) + 1)
+      EXPECT_EQ(errors.compare(at, 7, "r.yaml:"), 0) << errors;
+  }
+  for (const std::string& set :
+       {std::string("run.name\n\x1b[2J=1"), std::string("run.\xff=1"), std::string("\x1b]0;x"),
+        std::string("run.seed=\x1b"), std::string("stages[0].\n=1"), std::string("run.name=\xC2\x9B")}) {
+    const std::string errors = errors_of(minimal(), {set});
+    EXPECT_FALSE(errors.empty()) << printable(set);
+    EXPECT_EQ(printable(errors, 10000), errors);
+  }
+  try {
+    parse_recipe("a: 1", "bad\nname\x1b", {});
+    FAIL();
+  } catch (const RecipeError& e) {
+    EXPECT_EQ(std::string(e.what()).find("bad\\nname\\x1b:1:1: "), 0u) << e.what();
+  }
 }
 
 }  // namespace
