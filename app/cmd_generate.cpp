@@ -12,6 +12,7 @@ int cmd_generate(const AppOptions& options) {
   TextRequest request;
   request.checkpoint = options.checkpoint;
   request.prompt = options.prompt;
+  request.tokenizer = options.tokenizer;
   request.max_tokens = options.max_tokens;
   request.temperature = options.temperature;
   request.top_p = options.top_p;

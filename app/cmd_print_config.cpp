@@ -2,11 +2,13 @@
 
 #include "app/command.h"
 #include "engine/recipe/load.h"
+#include "engine/tokens/tokenizer.h"
 
 namespace fp4t {
 
 int cmd_print_config(const AppOptions& options) {
-  const Recipe recipe = load_recipe(options.recipe.config, options.recipe.overrides).recipe;
+  auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
+  complete_tokenizer(recipe, places);
   std::fputs(print_recipe(recipe).c_str(), stdout);
   return 0;
 }

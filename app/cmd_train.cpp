@@ -7,13 +7,15 @@
 #include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
 #include "engine/tokens/inputs.h"
+#include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
 
 int cmd_train(const AppOptions& options) {
   const auto comm = make_communicator();
-  const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
+  auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
+  complete_tokenizer(recipe, places);
   comm->set_timeout(recipe.run.watchdog_seconds);
   install_stop_handlers();  // before anything that takes long, such as verifying a checkpoint
   std::vector<std::string> notes;

@@ -5,12 +5,14 @@
 #include "engine/recipe/load.h"
 #include "engine/stage/resume.h"
 #include "engine/tokens/inputs.h"
+#include "engine/tokens/tokenizer.h"
 #include "kernels/base/text.h"
 
 namespace fp4t {
 
 int cmd_validate(const AppOptions& options) {
-  const auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
+  auto [recipe, text, places] = load_recipe(options.recipe.config, options.recipe.overrides);
+  complete_tokenizer(recipe, places);
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   make_plan(recipe, machine, {}, places);
   check_inputs(recipe, places);

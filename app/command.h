@@ -22,6 +22,7 @@ struct AppOptions {
   std::string checkpoint;             // inspect, generate, evaluate
   bool verify = false;                // inspect
   std::string prompt;                 // generate
+  std::string tokenizer;              // generate
   int64_t max_tokens = 0;             // generate, evaluate; 0: 128, or what fits
   double temperature = 1.0;           // generate
   double top_p = 1.0;                 // generate

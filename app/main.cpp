@@ -139,6 +139,7 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
       ->required()
       ->check(not_empty());
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
+  generate->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
   generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
       ->transform(whole_number_from(1, 1'000'000'000));
   generate->add_option("--temperature", o.temperature, "0: greedy")->check(number_from(1e-3, 1e3, true));

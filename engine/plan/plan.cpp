@@ -230,9 +230,9 @@ void finish_parameters(Plan& plan) {
 }  // namespace
 
 int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
-  if (tokenizer.kind == "ids") return tokenizer.vocabulary;
-  FP4T_CHECK(tokenizer.kind == "bytes", "tokenizer ", tokenizer.kind);
-  return 257;  // 256 byte values and <eod>
+  if (tokenizer.kind == "bytes") return 257;  // 256 byte values and <eod>
+  FP4T_CHECK(tokenizer.vocabulary > 0, "tokenizer ", tokenizer.kind, ", whose file was not read");
+  return tokenizer.vocabulary;
 }
 
 Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,

@@ -30,6 +30,18 @@ struct DecodeNeeds {
   }
 };
 
+// What a tokenizer with a file may put in front of a prompt: a begin token, a space.
+int64_t tokens_in_front(const Plan& plan) { return plan.tokenizer.path.empty() ? 0 : 2; }
+
+// Tokens of a prompt, at most: its bytes bound them, but normalisation may make more of characters beyond
+// ASCII (NFC three times as many; SentencePiece's NFKC eleven times, of U+FDFA).
+int64_t most_tokens(const Plan& plan, const std::string& prompt) {
+  const int64_t growth = plan.tokenizer.path.empty() ? 1 : plan.tokenizer.kind == "json" ? 3 : 11;
+  int64_t tokens = tokens_in_front(plan);
+  for (const char c : prompt) tokens += static_cast<uint8_t>(c) < 0x80 ? 1 : growth;
+  return std::max<int64_t>(tokens, 1);
+}
+
 // A prompt must leave room for one new token; longer completions are cut at the last position.
 void check_prompt(const Plan& plan, const std::string& path, int64_t prompt, ProblemList& problems) {
   if (prompt < plan.model.max_positions) return;
@@ -41,14 +53,14 @@ void check_prompt(const Plan& plan, const std::string& path, int64_t prompt, Pro
 void add_eval(const Plan& plan, const EvalSpec& eval, const std::string& path, DecodeNeeds& needs,
               ProblemList& problems) {
   if (eval.task) {
-    const int64_t prompt = longest_prompt(*eval.task);
+    const int64_t prompt = longest_prompt(*eval.task) + tokens_in_front(plan);
     check_prompt(plan, path + "eval.task", prompt, problems);
     const int64_t sequences =
         eval.task_problems > 0 ? eval.task_problems * std::max<int64_t>(eval.task_samples, 1) : kEvalSlots;
     needs.add(std::min(sequences, kEvalSlots), prompt, eval.max_tokens);
   }
   for (size_t i = 0; i < eval.prompts.size(); ++i) {
-    const auto prompt = std::max<int64_t>(static_cast<int64_t>(eval.prompts[i].size()), 1);
+    const int64_t prompt = most_tokens(plan, eval.prompts[i]);
     check_prompt(plan, detail::concat(path, "eval.prompts[", i, "]"), prompt, problems);
     needs.add(1, prompt, eval.max_tokens);
   }
@@ -80,12 +92,13 @@ void size_pretrain(Plan& plan, StagePlan& stage, const PretrainSpec& spec, const
 }
 
 int64_t rl_sequence_length(const Plan& plan, const RlSpec& spec) {
-  return std::min(longest_prompt(spec.task) + spec.sampling.max_tokens, plan.model.max_positions);
+  return std::min(longest_prompt(spec.task) + tokens_in_front(plan) + spec.sampling.max_tokens,
+                  plan.model.max_positions);
 }
 
 void size_rl(Plan& plan, const RlSpec& spec, const std::string& path, DecodeNeeds& needs,
              ProblemList& problems) {
-  const int64_t prompt = longest_prompt(spec.task);
+  const int64_t prompt = longest_prompt(spec.task) + tokens_in_front(plan);
   check_prompt(plan, path + "task", prompt, problems);
   const int64_t prompts = largest_part(spec.sampling.prompts, plan.axes.ranks());
   const int64_t sequences = prompts * spec.sampling.samples;  // of one rank

@@ -294,6 +294,40 @@ Field table_field(size_t table) {
   return course(kTableNames[table], kHelp[table]);
 }
 
+namespace {
+
+void visit_tokenizer(FieldVisitor& v, TokenizerSpec& s) {
+  const bool ids = s.kind == "ids", file = s.kind == "json";
+  v.value(identity("kind",
+                   "bytes: 256 byte values and <eod>; ids: texts are numbers of tokens made elsewhere; json: "
+                   "byte-level BPE of a tokenizer.json")
+              .one_of({"bytes", "ids", "json"}),
+          s.kind);
+  // The hash says which tokenizer it is; where its file lies may change.
+  v.value(output("path", "the file: tokenizer.json").only_if(file, "kind is json").required(), s.path);
+  Field vocabulary =
+      identity("vocabulary", "ids: number of tokens, the last of which is <eod>; json: as the file has")
+          .at_least(ids ? 2 : 0)
+          .at_most(kMostWidth)
+          .only_if(ids || file, "kind is ids or json");
+  vocabulary.is_required = ids;
+  v.value(vocabulary, s.vocabulary);
+  v.value(identity("end_of_document",
+                   "text of the token behind each document; empty: the usual name that the file has")
+              .only_if(file, "kind is json"),
+          s.end_of_document);
+  v.value(identity("begin_of_document",
+                   "text of the token before each document and prompt, or none; empty: what the "
+                   "file's post_processor puts in front")
+              .only_if(file, "kind is json"),
+          s.begin_of_document);
+  v.value(identity("hash", "XXH3 of what decides ids in the file, in hex; checked at start")
+              .only_if(file, "kind is json"),
+          s.hash);
+}
+
+}  // namespace
+
 void visit_recipe(FieldVisitor& v, Recipe& r) {
   if (v.enter(output("run", "name, place and seed of the run"))) {
     visit_run(v, r.run);
@@ -304,16 +338,7 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
     v.leave();
   }
   if (v.enter(identity("tokenizer", "text to tokens"))) {
-    v.value(
-        identity("kind", "bytes: 256 byte values and <eod>; ids: texts are numbers of tokens made elsewhere")
-            .one_of({"bytes", "ids"}),
-        r.tokenizer.kind);
-    v.value(identity("vocabulary", "number of tokens, the last of which is <eod>")
-                .at_least(2)
-                .at_most(kMostWidth)
-                .only_if(r.tokenizer.kind == "ids", "kind is ids")
-                .required(),
-            r.tokenizer.vocabulary);
+    visit_tokenizer(v, r.tokenizer);
     v.leave();
   }
   if (v.enter(layout("parallel", "how the work is spread"))) {

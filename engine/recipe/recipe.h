@@ -87,8 +87,15 @@ struct ModelSpec {
 };
 
 struct TokenizerSpec {
-  std::string kind = "bytes";  // bytes: 256 byte values and <eod> = 256; ids: text is token numbers
-  int64_t vocabulary = 0;      // ids: number of tokens; the last is <eod>
+  // bytes: 256 byte values and <eod> = 256; ids: text is token numbers; json: byte-level BPE of a
+  // tokenizer.json; sentencepiece: a .model
+  std::string kind = "bytes";
+  std::string path;        // json, sentencepiece
+  int64_t vocabulary = 0;  // ids: number of tokens; the last is <eod>. json, sentencepiece: 0, the file's
+  std::string end_of_document;    // text of a token; "": one with a usual name
+  std::string begin_of_document;  // text of a token, or none; "": as the file says
+  std::string hash;               // of what decides ids in the file; "": any
+  std::string chat;               // form of conversations; "": none
   bool operator==(const TokenizerSpec&) const = default;
 };
 
@@ -172,12 +179,15 @@ struct HeldOutSpec {
 
 struct DataSourceSpec {
   std::string name;
-  std::string kind = "text";       // text, jsonl, sums, countdown, random
-  std::vector<std::string> paths;  // text, jsonl: files or folders, globs allowed
+  // text, jsonl; megatron, llmc, nanogpt: files of tokens; sums, countdown, random: generated
+  std::string kind = "text";
+  std::vector<std::string> paths;  // files or folders, globs allowed
   std::string separator;           // text: a line that separates documents ("%"); "": one document a file
   std::string field = "text";      // jsonl
   double weight = 1.0;             // share of the tokens
-  bool end_of_document = true;     // append <eod> to each document
+  bool end_of_document = true;     // text, jsonl: append <eod> to each document
+  bool special_tokens = false;     // text, jsonl: texts of special tokens are those tokens
+  std::string dtype = "uint16";    // nanogpt: uint16, uint32
   int64_t low = 10, high = 99;     // sums: range of both operands; countdown: of its numbers
   double wrong_fraction = 0.0;     // sums, countdown: share of documents whose answer is wrong on purpose
   int64_t numbers = 3;             // countdown: numbers a problem

@@ -27,7 +27,8 @@ void vocabulary_holds_the_tokens(Check& c) {
   const int64_t vocabulary = c.recipe().model.vocabulary;
   constexpr int64_t kBytesTokens = 257;  // 256 byte values and <eod>
   const TokenizerSpec& tokenizer = c.recipe().tokenizer;
-  const int64_t tokens = tokenizer.kind == "ids" ? tokenizer.vocabulary : kBytesTokens;
+  // A file's tokens are counted when it is read; the plan compares then.
+  const int64_t tokens = tokenizer.kind == "bytes" ? kBytesTokens : tokenizer.vocabulary;
   if (vocabulary != 0 && vocabulary < tokens) {
     c.fail("model.vocabulary",
            concat("found ", vocabulary, "; allowed: 0, or at least the ", tokens, " of tokenizer.kind ",

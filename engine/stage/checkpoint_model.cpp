@@ -5,16 +5,16 @@
 
 namespace fp4t {
 
-CheckpointModel::CheckpointModel(const std::string& checkpoint) {
+CheckpointModel::CheckpointModel(const std::string& checkpoint, const std::string& tokenizer_path) {
   path = find_checkpoint(checkpoint);
   info = read_checkpoint_info(path, true);
   check_state(info);
   // Nothing is saved here, so how many checkpoints the run keeps is no matter: rules about resuming are off.
   // One rank computes, however many trained.
-  const Recipe recipe =
-      parse_recipe(info.state.recipe_yaml, path + "/manifest.json",
-                   {"run.resume=never", "parallel.data=0", "parallel.expert=1", "parallel.zero=1"})
-          .recipe;
+  std::vector<std::string> overrides = {"run.resume=never", "parallel.data=0", "parallel.expert=1",
+                                        "parallel.zero=1"};
+  if (!tokenizer_path.empty()) overrides.push_back("tokenizer.path=" + tokenizer_path);
+  const Recipe recipe = parse_recipe(info.state.recipe_yaml, path + "/manifest.json", overrides).recipe;
   machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   plan = make_plan(recipe, machine, recorded_span_steps(info.state));
   tokenizer = make_tokenizer(plan.tokenizer);

@@ -161,7 +161,7 @@ TaskAccuracy task_accuracy(Run& run, const EvalSpec& spec) {
 std::vector<std::string> text_samples(Run& run, const EvalSpec& spec) {
   std::vector<GenerateRequest> requests;
   for (const std::string& prompt : spec.prompts) {
-    requests.push_back({run.tokenizer->encode(prompt), static_cast<int64_t>(requests.size())});
+    requests.push_back({run.tokenizer->prompt(prompt), static_cast<int64_t>(requests.size())});
   }
   std::vector<std::string> lines;
   std::vector<int32_t> ends =
@@ -171,7 +171,7 @@ std::vector<std::string> text_samples(Run& run, const EvalSpec& spec) {
       generate_together(run, run.pass_for_sampling(), requests,
                         evaluation_options(run, spec, 1.0, std::move(ends)), "evaluating");
   for (const Completion& c : completions) {
-    std::string text = run.tokenizer->decode(c.tokens);
+    std::string text = run.tokenizer->continuation(c.tokens);
     while (!text.empty() && text.back() == '\n') text.pop_back();
     lines.push_back(text);
   }

@@ -8,9 +8,9 @@
 namespace fp4t {
 
 std::vector<std::string> generate_text(const TextRequest& request) {
-  CheckpointModel source(request.checkpoint);
-  const std::vector<int32_t> prompt = source.tokenizer->encode(request.prompt);
-  if (prompt.empty()) throw RecipeError("--prompt: an empty text has no token to continue");
+  CheckpointModel source(request.checkpoint, request.tokenizer);
+  const std::vector<int32_t> prompt = source.tokenizer->prompt(request.prompt);
+  if (request.prompt.empty()) throw RecipeError("--prompt: an empty text has no token to continue");
   constexpr int64_t kUsualTokens = 128;
   const int64_t positions = source.plan.model.max_positions;
   const int64_t room = positions - static_cast<int64_t>(prompt.size());
@@ -35,7 +35,7 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   for (int64_t s = 0; s < request.samples; ++s) requests.push_back({prompt, s});
   std::vector<std::string> texts;
   for (const Completion& c : generate(loaded.model, source.pass("rl.sampler"), requests, options))
-    texts.push_back(source.tokenizer->decode(c.tokens));
+    texts.push_back(source.tokenizer->continuation(c.tokens));
   return texts;
 }
 

@@ -10,6 +10,7 @@ namespace fp4t {
 struct TextRequest {
   std::string checkpoint;
   std::string prompt;
+  std::string tokenizer;   // its file, where it does not lie any more where the recipe says; "": there
   int64_t max_tokens = 0;  // 0: 128, or what the model's positions have room for
   double temperature = 1.0;
   double top_p = 1.0;

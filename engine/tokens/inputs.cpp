@@ -232,11 +232,12 @@ class InputCheck {
   }
   void eval(const std::string& path, const EvalSpec& spec) {
     if (spec.task) task(path + ".task", *spec.task, false);
+    end_tokens(path + ".end_tokens", spec.end_tokens);
     for (size_t k = 0; k < spec.prompts.size(); ++k) {
       const std::string at = detail::concat(path, ".prompts[", k, "]");
       Findings found;
       passes(found, "", [&] {
-        if (tokenizer_->encode(spec.prompts[k]).empty()) throw RecipeError("no token to continue");
+        if (tokenizer_->prompt(spec.prompts[k]).empty()) throw RecipeError("no token to continue");
       });
       for (Finding& f : found) f.code = ExitCode::kRecipe;
       add_all(at, found);

@@ -41,6 +41,7 @@ class DocumentSource : public DataSource {
     std::vector<std::vector<int32_t>> training, held_out;
     for (size_t i = 0; i < documents.texts.size(); ++i) {
       std::vector<int32_t> tokens = documents.tokens(i, tokenizer);
+      if (tokenizer.begin_of_document() >= 0) tokens.insert(tokens.begin(), tokenizer.begin_of_document());
       if (spec.end_of_document) tokens.push_back(eod_);
       (out[i] ? held_out_tokens_ : tokens_) += static_cast<int64_t>(tokens.size());
       (out[i] ? held_out : training).push_back(std::move(tokens));
@@ -130,7 +131,7 @@ class GeneratedSource : public DataSource {
 
  private:
   std::vector<int32_t> tokens_of(const std::string& document) const {
-    std::vector<int32_t> tokens = tokenizer_.encode(document);
+    std::vector<int32_t> tokens = tokenizer_.prompt(document);
     if (spec_.end_of_document) tokens.push_back(tokenizer_.end_of_document());
     return tokens;
   }

@@ -36,7 +36,7 @@ std::string prompt_text(const TaskSpec& spec, const Problem& problem) {
 }
 
 std::vector<int32_t> prompt_tokens(const TaskSpec& spec, const Tokenizer& tokenizer, const Problem& problem) {
-  return tokenizer.encode(prompt_text(spec, problem));
+  return tokenizer.prompt(prompt_text(spec, problem));
 }
 
 TaskSpec task_of(const DataSourceSpec& source) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "engine/tokens/tokenizer_json.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 
@@ -25,11 +26,13 @@ class ByteTokenizer : public Tokenizer {
     std::string text;
     for (int32_t t : tokens) {
       FP4T_CHECK(t >= 0, "token ", t);
-      if (t < 256) text += static_cast<char>(static_cast<uint8_t>(t));
-      // A model may have more rows than there are tokens (model.vocabulary): U+FFFD, no answer to any task.
-      if (t > 256) text += "\xEF\xBF\xBD";
+      text += piece(t);
     }
     return text;
+  }
+  std::string piece(int32_t token) const override {
+    if (token > end_of_document()) return "\xEF\xBF\xBD";
+    return token == end_of_document() ? "" : std::string(1, static_cast<char>(static_cast<uint8_t>(token)));
   }
 
   int32_t single_token(const std::string& text) const override {
@@ -70,6 +73,9 @@ class IdTokenizer : public Tokenizer {
     }
     return text;
   }
+  std::string piece(int32_t token) const override {
+    return token == end_of_document() ? "" : " " + std::to_string(token);
+  }
 
   int32_t single_token(const std::string& text) const override {
     if (text == "<eod>") return end_of_document();
@@ -100,10 +106,55 @@ class IdTokenizer : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
+namespace {
+
+std::unique_ptr<Tokenizer> make_and_complete(TokenizerSpec& spec) {
   if (spec.kind == "bytes") return std::make_unique<ByteTokenizer>();
   if (spec.kind == "ids") return std::make_unique<IdTokenizer>(spec.vocabulary);
-  throw RecipeError("tokenizer.kind: '" + printable(spec.kind) + "' is not known; allowed are bytes and ids");
+  if (spec.kind == "json") return make_json_tokenizer(spec);
+  throw RecipeError("tokenizer.kind: '" + printable(spec.kind) + "' is not known; allowed are bytes, ids and json");
+}
+
+// The message with the place of the key that it begins with, or of the file.
+std::string with_place(const FieldPlaces& places, const std::string& message) {
+  const size_t colon = message.find(": ");
+  const bool names_key = message.starts_with("tokenizer.") && colon != std::string::npos;
+  const std::string key = names_key ? message.substr(0, colon) : "tokenizer.path";
+  const SourcePlace place = nearest_place(places, key);
+  const std::string where = place.file.empty() ? "" : place_text(place) + ": ";
+  return where + (names_key ? "" : key + ": ") + message;
+}
+
+}  // namespace
+
+std::vector<int32_t> Tokenizer::prompt(std::string_view text) const {
+  std::vector<int32_t> tokens = encode(text);
+  if (begin_of_document() >= 0) tokens.insert(tokens.begin(), begin_of_document());
+  return tokens;
+}
+
+std::string Tokenizer::continuation(const std::vector<int32_t>& tokens) const {
+  std::string bytes;
+  for (const int32_t t : tokens) bytes += piece(t);
+  return with_replacements(bytes);
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
+  TokenizerSpec completed = spec;
+  return make_and_complete(completed);
+}
+
+void complete_tokenizer(Recipe& recipe, const FieldPlaces& places) {
+  if (recipe.tokenizer.path.empty()) return;
+  try {
+    make_and_complete(recipe.tokenizer);
+  } catch (const RecipeError& e) {
+    throw RecipeError(with_place(places, e.what()));
+  } catch (const MissingInputError& e) {
+    throw MissingInputError(with_place(places, e.what()));
+  } catch (const BadDataError& e) {
+    throw BadDataError(with_place(places, e.what()));
+  }
 }
 
 }  // namespace fp4t

@@ -1,5 +1,11 @@
-// Text to token ids and back. Kind bytes: ids 0..255 are bytes, <eod> is 256. Kind ids: a text is whole
-// numbers with white space between, each a token that another program made; <eod> is the last.
+// Text to token ids and back.
+//   bytes          ids 0 to 255 are bytes, <eod> is 256
+//   ids            a text is whole numbers with white space between, each a token that another program made;
+//   <eod> is
+//                  the last
+//   json           byte-level BPE of a tokenizer.json (tokenizer_json.h)
+//   sentencepiece  a SentencePiece .model (sentencepiece.h)
+// A tokenizer is const after it is made and may be used by many threads.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +14,9 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
+#include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -24,18 +32,49 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual int64_t vocabulary() const = 0;
   virtual int32_t end_of_document() const = 0;
+  // What stands in front of every document and prompt; -1: nothing.
+  virtual int32_t begin_of_document() const { return -1; }
   // Special tokens are never made from text. Throws NoTokenError.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  // Bytes of the tokens; special tokens are left out.
+  // The same, but texts of special tokens are those tokens: for text that the user's own program marked up.
+  virtual std::vector<int32_t> encode_marked(std::string_view text) const { return encode(text); }
+  // Bytes of the tokens as a text of their own; special tokens are left out. What is no token is U+FFFD: a
+  // model may have more rows than there are tokens (model.vocabulary).
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;
-  // The one token of a text such as "\n" or "<eod>"; throws RecipeError when it is not one token.
+  // Bytes of one token where it goes on with a text; of special tokens none.
+  virtual std::string piece(int32_t token) const = 0;
+  // The one token of a text such as "\n", "<eod>" or "<|im_end|>"; throws RecipeError when it is not one
+  // token.
   virtual int32_t single_token(const std::string& text) const = 0;
   // Tokens at which a text shown to a person ends.
   virtual std::vector<int32_t> line_ends() const = 0;
   // Hash of everything that decides its ids (part of data fingerprints).
   virtual std::string fingerprint() const = 0;
+
+  // A prompt: begin_of_document, if there is one, and the text.
+  std::vector<int32_t> prompt(std::string_view text) const;
+  // Tokens that go on with a text, as well-formed UTF-8: parts of characters become U+FFFD.
+  std::string continuation(const std::vector<int32_t>& tokens) const;
 };
 
+// Tokens one by one to whole characters.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // What this token makes complete, maybe nothing yet.
+  std::string push(int32_t token) { return characters_.push(tokenizer_.piece(token)); }
+  std::string finish() { return characters_.finish(); }
+
+ private:
+  const Tokenizer& tokenizer_;
+  CharacterStream characters_;
+};
+
+// Throws RecipeError, MissingInputError, BadDataError.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec);
+
+// Fills in what a recipe leaves to its tokenizer's file (vocabulary, hash, document tokens), so that plan and
+// checkpoints have it. Throws as make_tokenizer, with the key's place. Call before make_plan.
+void complete_tokenizer(Recipe& recipe, const FieldPlaces& places = {});
 
 }  // namespace fp4t

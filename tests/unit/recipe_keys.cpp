@@ -140,6 +140,23 @@ stages:
       eval: *eval
 )";
 
+// A vocabulary in a file.
+const char* const kFifth = R"(
+model: {layers: 5, hidden: 96, heads: 6, kv_heads: 3, head_dim: 64, mlp_hidden: 80}
+tokenizer:
+  kind: json
+  path: t.json
+  vocabulary: 500
+  begin_of_document: <s>
+  end_of_document: </s>
+  hash: 0123456789abcdef
+stages:
+  - pretrain:
+      steps: 11
+      batch: {tokens: 64, length: 32}
+      data: [{kind: random}]
+)";
+
 // Keys that have one legal value so far.
 const std::set<std::string> kSingleValued = {"run.deterministic", "run.allow_fault_injection",
                                              "parallel.expert", "parallel.zero"};
@@ -339,7 +356,8 @@ Recipe third() {
   r.model.kv_heads = 3;
   r.model.head_dim = 64;
   r.model.mlp_hidden = 80;
-  r.tokenizer = {.kind = "ids", .vocabulary = 5000};
+  r.tokenizer.kind = "ids";
+  r.tokenizer.vocabulary = 5000;
   PretrainSpec p;
   p.steps = 11;
   p.batch = {.tokens = 64, .length = 32};
@@ -398,6 +416,17 @@ Recipe fourth() {
   rl.rollouts = {.every = 2, .keep = 10};
   rl.eval = p.eval;
   r.stages = {p, rl};
+  return r;
+}
+
+Recipe fifth() {
+  Recipe r = third();
+  r.tokenizer.kind = "json";
+  r.tokenizer.path = "t.json";
+  r.tokenizer.vocabulary = 500;
+  r.tokenizer.end_of_document = "</s>";
+  r.tokenizer.begin_of_document = "<s>";
+  r.tokenizer.hash = "0123456789abcdef";
   return r;
 }
 
@@ -474,13 +503,14 @@ TEST(recipe_keys, every_value_arrives) {
   EXPECT_EQ(parse_recipe(kSecond, "second", {}).recipe, second());
   EXPECT_EQ(parse_recipe(kThird, "third", {}).recipe, third());
   EXPECT_EQ(parse_recipe(kFourth, "fourth", {}).recipe, fourth());
+  EXPECT_EQ(parse_recipe(kFifth, "fifth", {}).recipe, fifth());
 }
 
 TEST(recipe_keys, every_key_is_set_away_from_its_default) {
   const std::map<std::string, std::string> keys = all_keys();
   EXPECT_GT(keys.size(), 150u);
   std::set<std::string> covered = kSingleValued;
-  for (const char* text : {kFirst, kSecond, kThird, kFourth}) {
+  for (const char* text : {kFirst, kSecond, kThird, kFourth, kFifth}) {
     for (const FlatKey& key : flatten(parse_recipe(text, "r", {}).recipe)) {
       const auto it = keys.find(without_indices(key.path));
       ASSERT_NE(it, keys.end()) << key.path;

@@ -51,6 +51,13 @@ class CorpusTest : public ::testing::Test {
   std::unique_ptr<Tokenizer> tokenizer_;
 };
 
+TokenizerSpec ids_of(int64_t vocabulary) {
+  TokenizerSpec spec;
+  spec.kind = "ids";
+  spec.vocabulary = vocabulary;
+  return spec;
+}
+
 std::string key_of(const Sequence& s) {
   std::string key;
   for (int32_t t : s.tokens) key += std::to_string(t) + ",";
@@ -195,7 +202,7 @@ TEST_F(CorpusTest, damaged_or_missing_files_are_named) {
 }
 
 TEST_F(CorpusTest, texts_of_token_numbers_are_those_tokens) {
-  const auto ids = make_tokenizer({.kind = "ids", .vocabulary = 5000});
+  const auto ids = make_tokenizer(ids_of(5000));
   EXPECT_EQ(ids->encode(" 0\t17\n4998 "), (std::vector<int32_t>{0, 17, 4998}));
   EXPECT_EQ(ids->encode(" \n"), std::vector<int32_t>{});
   EXPECT_EQ(ids->decode({0, 17, 4999, 4998}), "0 17 4998");
@@ -212,7 +219,7 @@ TEST_F(CorpusTest, texts_of_token_numbers_are_those_tokens) {
 }
 
 TEST_F(CorpusTest, random_sequences_are_whole_documents_that_use_the_vocabulary_evenly) {
-  const auto ids = make_tokenizer({.kind = "ids", .vocabulary = 11});
+  const auto ids = make_tokenizer(ids_of(11));
   DataSourceSpec random;
   random.name = random.kind = "random";
   const auto corpus = make_corpus({random}, 1000, 3, *ids);

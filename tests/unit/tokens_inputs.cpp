@@ -192,7 +192,8 @@ TEST_F(Inputs, what_is_no_token_is_named_with_file_and_line) {
   later.eval.prompts = {"5", "five", " "};
   test::write_text(folder_ / "good.txt", "6 7\n");
   Recipe recipe = with_later(source({"good.txt"}), later);
-  recipe.tokenizer = {.kind = "ids", .vocabulary = 10};
+  recipe.tokenizer.kind = "ids";
+  recipe.tokenizer.vocabulary = 10;
   expect_parts(message_of<RecipeError>([&] { check_inputs(recipe); }),
                {"stages[1].pretrain.data[0]: " + (folder_ / "a.txt") + ":4: 'x9' is no token",
                 "stages[1].pretrain.data[1]: " + (folder_ / "b.jsonl") + ":3: '-4' is no token",

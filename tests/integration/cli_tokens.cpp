@@ -1,0 +1,86 @@
+// Vocabularies and files of tokens, from the outside.
+#include <filesystem>
+
+#include "tests/support/cli.h"
+
+namespace fp4t::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A small vocabulary of the style of Llama 3, which puts a token in front of texts.
+std::string recipe_with(const std::string& tokenizer) {
+  return std::string(kTinyModel) + "tokenizer: {kind: json, path: " + tokenizer + "}\n" + R"(stages:
+  - pretrain:
+      steps: 2
+      batch: {tokens: 64, micro_sequences: 2, length: 32}
+      data: [{name: words, kind: text, paths: text, separator: "%", held_out: {fraction: 0.1, seed: 7}}]
+      eval: {tokens: 64, prompts: ["caf\u00e9 \U0001F642"], max_tokens: 3}
+  - rl:
+      steps: 1
+      task: {kind: sums, low: 0, high: 4}
+      sampling: {prompts: 2, samples: 2, max_tokens: 3, end_tokens: ["<|end_of_text|>", "\n"]}
+      objective: {drop_zero_advantage: false}
+)";
+}
+
+class CliTokens : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fs::copy_file(from_environment("FP4T_TEST_SOURCE") + "/tests/golden/tokenizers/llama3.json",
+                  folder_ / "t.json");
+    write_inputs(folder_.path(), recipe_with("t.json"));
+  }
+  Exit run(const std::vector<std::string>& args) { return run_binary(folder_.path(), args); }
+  Exit validate() { return run({"validate", "--config", "recipe.yaml"}); }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(CliTokens, a_run_with_a_vocabulary_file_trains_and_generates) {
+  const Exit config = run({"print-config", "--config", "recipe.yaml"});
+  EXPECT_ANSWER(config, 0, "begin_of_document: \"<|begin_of_text|>\"");
+  EXPECT_ANSWER(config, 0, "end_of_document: \"<|end_of_text|>\"");
+  EXPECT_ANSWER(config, 0, "vocabulary: 424");
+  train(folder_.path());
+  const std::vector<std::string> generate = {"generate", "--checkpoint", "run", "--prompt",
+                                             "the cat",  "--max-tokens", "5"};
+  const Exit text = run(generate);
+  EXPECT_ANSWER(text, 0, "the cat");
+  // The checkpoint knows the vocabulary by its hash: the file may move, and may not change.
+  fs::rename(folder_ / "t.json", folder_ / "moved.json");
+  EXPECT_ANSWER(run(generate), 66, "t.json");
+  std::vector<std::string> with_file = generate;
+  with_file.insert(with_file.end(), {"--tokenizer", "moved.json"});
+  const Exit moved = run(with_file);
+  EXPECT_ANSWER(moved, 0, text.output);
+  EXPECT_ANSWER(run_binary(folder_.path(), train_args({"--set", "tokenizer.path=moved.json"})), 0,
+                "already done");
+  std::string file = read_text(folder_ / "moved.json");
+  file.replace(file.find("\"ignore_merges\":true"), 20, "\"ignore_merges\":false");
+  write_text(folder_ / "moved.json", file);
+  EXPECT_ANSWER(run(with_file), 65, "another tokenizer");
+  const Exit resumed = run_binary(folder_.path(), train_args({"--set", "tokenizer.path=moved.json"}));
+  EXPECT_ANSWER(resumed, 2, "tokenizer.hash");
+}
+
+TEST_F(CliTokens, what_a_vocabulary_file_lacks_is_told_with_the_place_of_its_key) {
+  write_text(folder_ / "recipe.yaml", recipe_with("none.json"));
+  EXPECT_ANSWER(validate(), 66, "recipe.yaml:10:31: tokenizer.path: cannot open none.json");
+  write_text(folder_ / "t.json", "{\"model\": {\"type\": \"Unigram\"}}");
+  write_text(folder_ / "recipe.yaml", recipe_with("t.json"));
+  EXPECT_ANSWER(validate(), 65, "t.json: model.type: Unigram is not supported");
+}
+
+TEST_F(CliTokens, end_tokens_and_vocabulary_must_fit_the_file) {
+  std::string text = recipe_with("t.json");
+  text.replace(text.find("<|end_of_text|>"), 15, "two tokens here");
+  write_text(folder_ / "recipe.yaml", text);
+  EXPECT_ANSWER(validate(), 2, "stages[1].rl.sampling.end_tokens[0]: 'two tokens here' is");
+  write_text(folder_ / "recipe.yaml", recipe_with("t.json"));
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", "model.vocabulary=300"}), 2,
+                "model.vocabulary: 300 is less than the 424 tokens");
+}
+
+}  // namespace
+}  // namespace fp4t::test
