@@ -22,7 +22,7 @@ struct AppOptions {
   std::string checkpoint;             // inspect, generate, evaluate
   bool verify = false;                // inspect
   std::string prompt;                 // generate
-  std::string tokenizer;              // generate
+  std::string tokenizer;              // generate, export
   int64_t max_tokens = 0;             // generate, evaluate; 0: 128, or what fits
   double temperature = 1.0;           // generate
   double top_p = 1.0;                 // generate
@@ -38,6 +38,12 @@ struct AppOptions {
   std::vector<std::string> stop;
   int64_t context = 0, stride = 0, batch_tokens = 4096;
   bool details = false;
+  // import, export, logits
+  std::string from, to;
+  bool replace = false;
+  std::string format = "hf", numbers = "exact", export_table = "rl.sampler", calibrate, preset;
+  uint64_t shard_bytes = uint64_t{4} << 30;
+  std::string tokens;
 };
 
 int cmd_train(const AppOptions& options);
@@ -50,5 +56,8 @@ int cmd_generate(const AppOptions& options);
 int cmd_selfcheck(const AppOptions& options);
 int cmd_report(const AppOptions& options);
 int cmd_evaluate(const AppOptions& options);
+int cmd_import(const AppOptions& options);
+int cmd_export(const AppOptions& options);
+int cmd_logits(const AppOptions& options);
 
 }  // namespace fp4t

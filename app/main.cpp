@@ -12,6 +12,7 @@
 #include "engine/comm/ending.h"
 #include "engine/recipe/problems.h"
 #include "engine/recipe/scalars.h"
+#include "engine/store/export_layout.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 
@@ -160,6 +161,46 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   report->add_option("dir", o.run_dirs, "run folders")->required()->check(not_empty());
   report
       ->add_option("--out", o.out, "the page (one run: report.html in its folder; several: report.html here)")
+      ->check(not_empty());
+  const auto goes_to = [&](CLI::App* command, const char* what) {
+    command->add_option("--to", o.to, what)->required()->check(not_empty());
+    command->add_flag("--replace", o.replace, "write over one that is there");
+  };
+  CLI::App* from = add("import", "make a checkpoint of a Hugging Face folder", fp4t::cmd_import);
+  from->add_option("--from", o.from, "folder with config.json and *.safetensors")
+      ->required()
+      ->check(not_empty());
+  goes_to(from, "the checkpoint to make");
+  CLI::App* to = add("export", "write a checkpoint's weights as a Hugging Face folder", fp4t::cmd_export);
+  to->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
+      ->required()
+      ->check(not_empty());
+  goes_to(to, "the folder to make");
+  to->add_option("--format", o.format, "hf: numbers; the others: codes and scales of a forward table")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(std::begin(fp4t::kExportLayouts), std::end(fp4t::kExportLayouts))));
+  to->add_option("--numbers", o.numbers,
+                 "exact: bf16 where it holds every value, else fp32; fp32; or bf16: rounded")
+      ->check(CLI::IsMember({"exact", "fp32", "bf16"}));
+  to->add_option("--table", o.export_table, "whose codes: rl.sampler, pretrain.forward or rl.trainer.forward")
+      ->check(CLI::IsMember({"rl.sampler", "pretrain.forward", "rl.trainer.forward"}));
+  to->add_option("--preset", o.preset, "tables of this preset instead of the checkpoint's own");
+  to->add_option("--shard-size", o.shard_bytes, "at most so many bytes a file, as 500MB or 4GB (the default)")
+      ->transform(CLI::AsSizeValue(false));
+  to->add_option("--tokenizer", o.tokenizer,
+                 "folder whose tokenizer files are copied; else the recipe's model.from");
+  to->add_option(
+      "--calibrate", o.calibrate,
+      "a text, a sequence a line, for the scales of activations in NVFP4 layouts; else the recipe's data");
+  CLI::App* logits = add("logits", "write the FP32 logits of token sequences", fp4t::cmd_logits);
+  logits->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
+      ->required()
+      ->check(not_empty());
+  logits->add_option("--tokens", o.tokens, "a file: the token numbers of one sequence a line")
+      ->required()
+      ->check(not_empty());
+  logits->add_option("--to", o.to, "the safetensors file to write: logits.0, logits.1, ...")
+      ->required()
       ->check(not_empty());
   return entries;
 }

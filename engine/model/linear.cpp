@@ -268,6 +268,7 @@ Operand Linear::weight(const Call& call, ScratchScope& scope, const OperandForm&
 
 Linear::Fprop Linear::fprop(const Call& call, ScratchScope& scope, const TensorView& x,
                             const TensorView& offsets, const KeptCodes& keep) {
+  if (call.pass.watcher) call.pass.watcher->saw(call.queue, site_.layer, site_.module, x);
   const Operand act =
       activation(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kAct), x, offsets, keep);
   return {act, weight(call, scope, form_of(call, GemmRole::kFprop, OperandRole::kWeight))};

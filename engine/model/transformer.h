@@ -30,6 +30,13 @@ struct OperandStats {
   double stat[kNumQuantStats];  // QuantStat
 };
 
+// Shown what fprop of every linear layer is given, before it is coded; of experts all their rows.
+class ActWatcher {
+ public:
+  virtual ~ActWatcher() = default;
+  virtual void saw(Queue& queue, int64_t layer, Module module, const TensorView& x) = 0;
+};
+
 // How a forward-backward computes.
 struct Pass {
   const ForwardTable* forward = nullptr;
@@ -44,6 +51,8 @@ struct Pass {
   // Every rank runs one such backward of an update, or none does.
   bool completes_gradients = false;
   bool record_router = false;  // decode calls also return what the routers chose
+  // For who measures activations; null: nobody. Sees nothing of rows that their producer rounds (linear.h).
+  ActWatcher* watcher = nullptr;
 };
 
 // Packed tokens, on the host; every vector has T entries.

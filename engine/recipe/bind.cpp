@@ -31,6 +31,7 @@ constexpr Renamed kRenamed[] = {
     {"model", "max_position_embeddings", "max_positions"},
     {"model", "rope_theta", "rope.theta"},
     {"model", "tie_word_embeddings", "tied_head"},
+    {"init", "path", "model.from"},
     {"moe", "num_experts", "experts"},
     {"sampling", "num_generations", "samples"},
     {"dtypes", "grads", "gradients"},

@@ -120,20 +120,10 @@ void visit_moe(FieldVisitor& v, MoeSpec& s) {
 }
 
 void visit_init(FieldVisitor& v, InitSpec& s) {
-  const bool normal = s.kind == "normal";
-  v.value(identity("kind", "weights drawn at random, or imported").one_of({"normal", "import"}), s.kind);
-  v.value(identity("std", "standard deviation of every matrix")
-              .at_least(1e-9)
-              .at_most(1e3)
-              .only_if(normal, "kind is normal"),
-          s.std);
-  v.value(identity("scale_residual", "attn.out and every down projection by 1/sqrt(2 layers)")
-              .only_if(normal, "kind is normal"),
+  v.value(identity("kind", "distribution of the first weights").one_of({"normal"}), s.kind);
+  v.value(identity("std", "standard deviation of every matrix").at_least(1e-9).at_most(1e3), s.std);
+  v.value(identity("scale_residual", "attn.out and every down projection by 1/sqrt(2 layers)"),
           s.scale_residual);
-  v.value(identity("path", "folder with config.json and *.safetensors")
-              .only_if(!normal, "kind is import")
-              .required(),
-          s.path);
 }
 
 }  // namespace
@@ -166,6 +156,10 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
 }
 
 void visit_model(FieldVisitor& v, ModelSpec& s) {
+  v.value(identity("from",
+                   "folder with config.json and *.safetensors (Hugging Face) whose weights the run starts "
+                   "from; its shape fills in the keys below"),
+          s.from);
   v.value(identity("layers", "transformer blocks").at_least(1).at_most(kMostLayers).required(), s.layers);
   v.value(identity("hidden", "width of the residual stream").at_least(1).at_most(kMostWidth).required(),
           s.hidden);
@@ -200,7 +194,8 @@ void visit_model(FieldVisitor& v, ModelSpec& s) {
     visit_moe(v, s.moe);
     v.leave();
   }
-  if (v.enter(identity("init", "where the first weights come from"))) {
+  if (v.enter(identity("init", "how the first weights are drawn")
+                  .only_if(s.from.empty(), "weights are drawn, not taken from a folder (model.from)"))) {
     visit_init(v, s.init);
     v.leave();
   }

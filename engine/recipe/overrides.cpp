@@ -61,8 +61,8 @@ bool split_path(const std::string& path, std::vector<Step>& steps) {
 
 class Override {
  public:
-  Override(const std::string& path, YamlPtr value, Problems& problems)
-      : place_{"--set " + path, 0, 0}, value_(std::move(value)), problems_(problems) {}
+  Override(const SourcePlace& place, YamlPtr value, Problems& problems)
+      : place_(place), value_(std::move(value)), problems_(problems) {}
 
   // The tree as it was when the path leads nowhere.
   YamlPtr apply_to(const YamlPtr& root, const std::vector<Step>& steps) {
@@ -138,9 +138,14 @@ YamlPtr at_place(const YamlPtr& node, const SourcePlace& place) {
 }  // namespace
 
 YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Problems& problems) {
+  return apply_override(root, assignment, {"--set " + assignment.substr(0, assignment.find('=')), 0, 0},
+                        problems);
+}
+
+YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, const SourcePlace& place,
+                       Problems& problems) {
   const size_t equals = assignment.find('=');
   const std::string path = assignment.substr(0, equals);
-  const SourcePlace place{"--set " + path, 0, 0};
   std::vector<Step> steps;
   if (equals == std::string::npos || !split_path(path, steps)) {
     problems.add({"--set " + printable(assignment, 200), 0, 0}, "",
@@ -157,7 +162,7 @@ YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Probl
     return root;
   }
   if (!value) value = std::make_shared<YamlNode>();
-  return Override(path, at_place(value, place), problems).apply_to(root, steps);
+  return Override(place, at_place(value, place), problems).apply_to(root, steps);
 }
 
 }  // namespace fp4t

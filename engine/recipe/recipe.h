@@ -64,14 +64,14 @@ struct MoeSpec {
 };
 
 struct InitSpec {
-  std::string kind = "normal";  // normal, or import (weights from `path`)
-  double std = 0.02;            // of every matrix
-  bool scale_residual = true;   // attn.out and *.down by 1/sqrt(2 layers) (GPT-2)
-  std::string path;             // import: folder with config.json and *.safetensors
+  std::string kind = "normal";
+  double std = 0.02;           // of every matrix
+  bool scale_residual = true;  // attn.out and *.down by 1/sqrt(2 layers) (GPT-2)
   bool operator==(const InitSpec&) const = default;
 };
 
 struct ModelSpec {
+  std::string from;  // folder with config.json and *.safetensors whose weights the run starts from; "": none
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
   int64_t mlp_hidden = 0;  // FFN width of dense layers
   int64_t vocabulary = 0;  // 0: the tokenizer's

@@ -129,10 +129,6 @@ void names_are_not_empty(Check& c) {
   if (run.dir.empty()) c.fail("run.dir", "found an empty text; allowed: a folder");
   if (run.resume.empty())
     c.fail("run.resume", "found an empty text; allowed: auto, never or a checkpoint folder");
-  const InitSpec& init = c.recipe().model.init;
-  if (init.kind == "import" && init.path.empty() && c.gave("model.init.path")) {
-    c.fail("model.init.path", "found an empty text; allowed: a folder");
-  }
 }
 
 }  // namespace

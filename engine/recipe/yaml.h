@@ -40,6 +40,9 @@ YamlPtr parse_yaml(const std::string& text, const std::string& file, Problems& p
 
 // Applies "a.b.c=value": returns the changed tree. The value is YAML; its place is the override's.
 YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Problems& problems);
+// The same for a value that stands elsewhere.
+YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, const SourcePlace& place,
+                       Problems& problems);
 
 // What a node is, for messages: `"text"` in quotes, a list, a map, null.
 std::string describe(const YamlNode& node);

@@ -102,11 +102,10 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
   if (resume.found) {
     restore(resume);
   } else {
-    if (plan.model.init.kind == "import") {
-      import_weights(queue, plan.model.init.path, plan, model.params());
-      model.params().refresh_copies(queue);
+    if (!plan.model.from.empty()) {
+      import_weights(queue, plan.model.from, plan, model.params());
       model.weights_changed();
-      console.line("weights from " + plan.model.init.path);
+      console.line("weights from " + plan.model.from);
     }
     optimizer.reset();
   }

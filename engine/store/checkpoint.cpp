@@ -105,7 +105,7 @@ void write_shard(Queue& queue, const std::string& folder, const std::vector<Outg
     }
     writer.write_next(host);
     manifest->tensors.push_back(
-        {t.name, t.dtype, t.dims, shard, XXH3_64bits(host, static_cast<size_t>(bytes))});
+        {t.name, tensor.dtype, t.dims, shard, XXH3_64bits(host, static_cast<size_t>(bytes))});
   }
   writer.finish();
   manifest->shards.push_back({file, writer.file_bytes(), writer.header_hash()});
@@ -128,24 +128,23 @@ CheckpointStore::CheckpointStore(const std::string& run_dir, StoreOptions option
   make_directory(dir_);
 }
 
-void CheckpointStore::write_folder(Queue& queue, const std::string& folder,
-                                   const std::vector<NamedTensor>& tensors, const RunState& state,
-                                   const TensorParts& parts, const FetchWhole& fetch) {
-  make_directory(folder);
+void write_checkpoint(Queue& queue, const std::string& folder, const std::vector<NamedTensor>& tensors,
+                      const RunState& state, const TensorParts& parts, const FetchWhole& fetch,
+                      const StoreOptions& options) {
   const std::vector<HostArray> rollout = rollout_to_arrays(state.rollout);
   const std::vector<Outgoing> outgoing = outgoing_tensors(queue, tensors, rollout, parts);
   queue.synchronize();
   Manifest manifest;
   manifest.program_version = FP4T_VERSION;
   manifest.state = state;
-  for (const auto& range : cut_shards(outgoing, options_.shard_bytes)) {
-    write_shard(queue, folder, outgoing, range, fetch, options_.hook, &manifest);
+  for (const auto& range : cut_shards(outgoing, options.shard_bytes)) {
+    write_shard(queue, folder, outgoing, range, fetch, options.hook, &manifest);
   }
   std::sort(manifest.tensors.begin(), manifest.tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
-  write_file(folder + "/telemetry.json", state.telemetry_json, options_.hook);
-  write_file(folder + "/manifest.json", manifest_text(manifest), options_.hook);
-  sync_directory(folder, options_.hook);
+  write_file(folder + "/telemetry.json", state.telemetry_json, options.hook);
+  write_file(folder + "/manifest.json", manifest_text(manifest), options.hook);
+  sync_directory(folder, options.hook);
 }
 
 void CheckpointStore::put_in_place(const std::string& from, const std::string& name) {
@@ -177,7 +176,8 @@ std::string CheckpointStore::save(Queue& queue, const std::vector<NamedTensor>& 
   const std::string temporary = dir_ + "/" + name + kTemporary + std::to_string(::getpid());
   try {
     remove_path(temporary, options_.hook);
-    write_folder(queue, temporary, tensors, state, parts, fetch);
+    make_directory(temporary);
+    write_checkpoint(queue, temporary, tensors, state, parts, fetch, options_);
     try {
       put_in_place(temporary, name);
       remove_older(name, keep);

@@ -75,8 +75,6 @@ class CheckpointStore {
   std::string space_warning(int64_t checkpoint_bytes, int64_t keep) const;
 
  private:
-  void write_folder(Queue& queue, const std::string& folder, const std::vector<NamedTensor>& tensors,
-                    const RunState& state, const TensorParts& parts, const FetchWhole& fetch);
   void put_in_place(const std::string& from, const std::string& name);
   void remove_older(const std::string& name, int64_t keep);
   void clean_leftovers(std::vector<std::string>* notes);
@@ -84,6 +82,12 @@ class CheckpointStore {
   std::string dir_;
   StoreOptions options_;
 };
+
+// Writes a complete checkpoint into a folder that is there, outside any run; `fetch` as in save. Throws
+// SaveError.
+void write_checkpoint(Queue& queue, const std::string& folder, const std::vector<NamedTensor>& tensors,
+                      const RunState& state, const TensorParts& parts, const FetchWhole& fetch,
+                      const StoreOptions& options);
 
 // Reads counters and verifies; throws BadDataError naming file and tensor.
 CheckpointInfo read_checkpoint_info(const std::string& path, bool verify_hashes);

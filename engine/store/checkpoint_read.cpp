@@ -110,10 +110,9 @@ void CheckpointReader::check_shards() const {
     const SafetensorsFile& file = *shards_[static_cast<size_t>(t.shard)];
     const StoredTensor& stored = file.find(t.name);
     if (stored.dtype != t.dtype || stored.dims != t.dims) {
-      throw BadDataError(detail::concat("'", printable(file.path()), "': tensor '", printable(t.name),
-                                        "' is ", safetensors_name(stored.dtype), " ", dims_text(stored.dims),
-                                        ", the manifest says ", safetensors_name(t.dtype), " ",
-                                        dims_text(t.dims)));
+      throw BadDataError(detail::concat(
+          "'", printable(file.path()), "': tensor '", printable(t.name), "' is ", stored.dtype.name(), " ",
+          dims_text(stored.dims), ", the manifest says ", safetensors_name(t.dtype), " ", dims_text(t.dims)));
     }
     ++held[static_cast<size_t>(t.shard)];
   }

@@ -1,4 +1,4 @@
-// Weights of Hugging Face folders (config.json, *.safetensors): families qwen3_moe and llama.
+// Weights of Hugging Face folders (config.json, *.safetensors) into a model in memory, and back by name.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,9 @@
 #include <vector>
 
 #include "engine/model/params.h"
-#include "engine/recipe/recipe.h"
+#include "engine/recipe/huggingface_config.h"
 
 namespace fp4t {
-
-// The model keys that config.json implies (layers, hidden, heads, RoPE, MoE, tying, vocabulary). Balance
-// and init keep their defaults: they say how to train, not what the model computes.
-// Throws MissingInputError; BadDataError for parts that we do not have, by name.
-ModelSpec model_from_config(const std::string& folder);
 
 // Fills masters and their copies from the folder's tensors; selection biases become zero. Every tensor of
 // both sides must find its partner (BadDataError with file and tensor), and the plan's model must be the

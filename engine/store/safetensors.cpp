@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -19,8 +20,8 @@ constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kMaxHeaderBytes = int64_t{64} << 20;
 
 // false when the size does not fit 63 bits.
-bool bytes_of(DType dtype, const std::vector<int64_t>& dims, int64_t* bytes) {
-  int64_t n = dtype_bytes(dtype);
+bool bytes_of(FileType dtype, const std::vector<int64_t>& dims, int64_t* bytes) {
+  int64_t n = dtype.bytes();
   for (const int64_t d : dims) {
     if (d < 0 || __builtin_mul_overflow(n, d, &n)) return false;
   }
@@ -28,7 +29,24 @@ bool bytes_of(DType dtype, const std::vector<int64_t>& dims, int64_t* bytes) {
   return true;
 }
 
+struct TypeFacts {
+  const char* name;
+  int64_t bytes;
+};
+constexpr TypeFacts kTypes[] = {{"F32", 4}, {"BF16", 2}, {"F64", 8}, {"I32", 4},
+                                {"I64", 8}, {"U8", 1},   {"F16", 2}, {"F8_E4M3", 1}};  // by FileType::Kind
+
 }  // namespace
+
+int64_t FileType::bytes() const { return kTypes[kind_].bytes; }
+const char* FileType::name() const { return kTypes[kind_].name; }
+
+FileType FileType::from_name(std::string_view name) {
+  for (size_t i = 0; i < std::size(kTypes); ++i) {
+    if (name == kTypes[i].name) return static_cast<Kind>(i);
+  }
+  throw BadDataError("unknown tensor type '" + std::string(name) + "'");
+}
 
 std::string dims_text(const std::vector<int64_t>& dims) {
   std::string out = "[";
@@ -42,7 +60,7 @@ std::vector<int64_t> dims_of(const Shape& shape) {
   return dims;
 }
 
-int64_t stored_bytes(DType dtype, const std::vector<int64_t>& dims) {
+int64_t stored_bytes(FileType dtype, const std::vector<int64_t>& dims) {
   int64_t bytes = 0;
   FP4T_CHECK(bytes_of(dtype, dims, &bytes), "shape ", dims_text(dims));
   return bytes;
@@ -84,7 +102,7 @@ void SafetensorsFile::check_layout(int64_t data_bytes) {
     }
     if (t.bytes() != bytes) {
       refuse(t, detail::concat("takes ", t.bytes(), " bytes, its shape ", dims_text(t.dims), " of ",
-                               safetensors_name(t.dtype), " needs ", bytes));
+                               t.dtype.name(), " needs ", bytes));
     }
   }
   std::sort(tensors_.begin(), tensors_.end(), [](const StoredTensor& a, const StoredTensor& b) {
@@ -131,7 +149,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     FP4T_CHECK(names.insert(t.name).second && t.name != "__metadata__", "tensor '", t.name, "'");
   }
   std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorToStore& a, const TensorToStore& b) {
-    const int64_t wide_a = dtype_bytes(a.dtype), wide_b = dtype_bytes(b.dtype);
+    const int64_t wide_a = a.dtype.bytes(), wide_b = b.dtype.bytes();
     return wide_a != wide_b ? wide_a > wide_b : a.name < b.name;
   });
   const std::string header = safetensors_header(tensors_, metadata);

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -14,9 +15,27 @@
 
 namespace fp4t {
 
+// Type of an element in a file: one that tensors in memory have, or one that only files have.
+class FileType {
+ public:
+  enum Kind : uint8_t { kF32, kBf16, kF64, kI32, kI64, kU8, kF16, kF8E4m3 };
+
+  constexpr FileType(Kind kind) : kind_(kind) {}
+  constexpr FileType(DType dtype) : kind_(static_cast<Kind>(dtype)) {}
+  constexpr Kind kind() const { return kind_; }
+  constexpr bool operator==(const FileType&) const = default;
+  int64_t bytes() const;
+  const char* name() const;                          // "F32", "F8_E4M3"
+  static FileType from_name(std::string_view name);  // throws BadDataError when unknown
+
+ private:
+  Kind kind_;
+};
+static_assert(FileType(DType::kF32) == FileType::kF32 && FileType(DType::kU8) == FileType::kU8);
+
 struct StoredTensor {
   std::string name;
-  DType dtype;
+  FileType dtype;
   std::vector<int64_t> dims;
   int64_t begin, end;  // bytes, from the start of the data section
   int64_t bytes() const { return end - begin; }
@@ -54,7 +73,7 @@ class SafetensorsFile {
 
 struct TensorToStore {
   std::string name;
-  DType dtype;
+  FileType dtype;
   std::vector<int64_t> dims;
   const void* data;  // host memory
 };
@@ -87,7 +106,7 @@ void write_safetensors(const std::string& path, const std::vector<TensorToStore>
                        const std::map<std::string, std::string>& metadata);
 
 // Bytes of a tensor; throws InternalError for shapes that do not fit.
-int64_t stored_bytes(DType dtype, const std::vector<int64_t>& dims);
+int64_t stored_bytes(FileType dtype, const std::vector<int64_t>& dims);
 // "[2, 3]"
 std::string dims_text(const std::vector<int64_t>& dims);
 std::vector<int64_t> dims_of(const Shape& shape);

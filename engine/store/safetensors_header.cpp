@@ -45,9 +45,10 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
     }
     if (where_ != Where::kTensor || field_ != "dtype") return unexpected("text '" + printable(value) + "'");
     try {
-      tensors_->back().dtype = dtype_from_safetensors(value);
+      tensors_->back().dtype = FileType::from_name(value);
     } catch (const BadDataError&) {
-      refuse("has the unsupported type '" + printable(value) + "' (supported: F32, BF16, F64, I32, I64, U8)");
+      refuse("has the unsupported type '" + printable(value) +
+             "' (supported: F32, BF16, F16, F8_E4M3, F64, I32, I64, U8)");
     }
     return true;
   }
@@ -58,7 +59,7 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
     } else if (where_ == Where::kTop && name_ == "__metadata__") {
       where_ = Where::kMetadata;
     } else if (where_ == Where::kTop) {
-      tensors_->push_back({name_, DType::kU8, {}, 0, 0});
+      tensors_->push_back({name_, FileType::kU8, {}, 0, 0});
       fields_.clear();
       where_ = Where::kTensor;
     } else {
@@ -163,8 +164,7 @@ std::string safetensors_header(const std::vector<TensorToStore>& tensors,
   int64_t begin = 0;
   for (const TensorToStore& t : tensors) {
     const int64_t end = begin + stored_bytes(t.dtype, t.dims);
-    header[t.name] = {
-        {"dtype", safetensors_name(t.dtype)}, {"shape", t.dims}, {"data_offsets", {begin, end}}};
+    header[t.name] = {{"dtype", t.dtype.name()}, {"shape", t.dims}, {"data_offsets", {begin, end}}};
     begin = end;
   }
   std::string text = header.dump();

@@ -193,11 +193,6 @@ class InputCheck {
       : recipe_(recipe), places_(places), tokenizer_(make_tokenizer(recipe.tokenizer)) {}
 
   void run() {
-    const InitSpec& init = recipe_.model.init;
-    std::error_code ignored;
-    if (init.kind == "import" && !fs::is_directory(init.path, ignored)) {
-      add("model.init.path", {ExitCode::kMissingInput, "", "'" + printable(init.path) + "' is no folder"});
-    }
     for (size_t i = 0; i < recipe_.stages.size(); ++i) {
       const std::string path = detail::concat("stages[", i, "].");
       if (const auto* pretrain = std::get_if<PretrainSpec>(&recipe_.stages[i])) {

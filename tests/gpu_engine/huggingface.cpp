@@ -14,6 +14,11 @@ TEST(GpuHuggingFace, llama_loss_logits_and_every_gradient_match_the_library) {
   matches_oracle("llama", "none", probe_machine("cuda", 2));
 }
 
+TEST(GpuHuggingFace, qwen3_and_mixtral_match_the_library) {
+  matches_oracle("qwen3", "none", probe_machine("cuda", 2));
+  matches_oracle("mixtral", "none", probe_machine("cuda", 2));
+}
+
 }  // namespace
 }  // namespace fp4t::test
 

@@ -15,5 +15,13 @@ TEST(HuggingFace, llama_loss_logits_and_every_gradient_match_the_library) {
   matches_oracle("llama", "block", probe_machine("cpu", 2));
 }
 
+TEST(HuggingFace, qwen3_loss_logits_and_every_gradient_match_the_library) {
+  matches_oracle("qwen3", "none", probe_machine("cpu", 2));
+}
+
+TEST(HuggingFace, mixtral_loss_logits_and_every_gradient_match_the_library) {
+  matches_oracle("mixtral", "none", probe_machine("cpu", 2));
+}
+
 }  // namespace
 }  // namespace fp4t::test

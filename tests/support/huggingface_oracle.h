@@ -23,29 +23,24 @@ inline constexpr double kLogitTolerance = 1e-4;
 inline constexpr double kLossTolerance = 1e-5;
 inline constexpr double kGradientTolerance = 1e-4;  // of the tensor's largest magnitude
 
-inline std::string recipe_text(const std::string& folder, const char* recompute, int64_t rows,
-                               int64_t length) {
-  const ModelSpec m = model_from_config(folder);
-  const bool moe = m.moe.experts > 0;
+// A recipe of the folder's model under the fp32 preset, for one call of `rows` documents.
+inline Recipe oracle_recipe(const std::string& folder, const char* recompute, int64_t rows, int64_t length) {
   using detail::concat;
-  return concat(
-      "run: {name: oracle}\n", "model:\n  layers: ", m.layers, "\n  hidden: ", m.hidden,
-      "\n  heads: ", m.heads, "\n  kv_heads: ", m.kv_heads, "\n  head_dim: ", m.head_dim,
-      "\n  vocabulary: ", m.vocabulary, "\n  max_positions: ", m.max_positions,
-      "\n  qk_norm: ", m.qk_norm ? "true" : "false", "\n  tied_head: ", m.tied_head ? "true" : "false",
-      "\n  norm_eps: ", m.norm_eps, "\n  rope: {theta: ", m.rope.theta, "}\n",
-      moe ? concat("  moe: {experts: ", m.moe.experts, ", top_k: ", m.moe.top_k, ", hidden: ", m.moe.hidden,
-                   ", router: softmax, normalise: ", m.moe.normalise ? "true" : "false", "}\n")
-          : concat("  mlp_hidden: ", m.mlp_hidden, "\n"),
-      "  init: {kind: import, path: \"", folder, "\"}\n", "dtypes: {gradients: fp32}\n",
-      "parallel: {recompute: ", recompute, "}\n", "precision: {preset: fp32}\n",
-      "stages:\n  - pretrain:\n      steps: 1\n", "      batch: {tokens: ", rows * length,
-      ", micro_sequences: ", rows, ", length: ", length, "}\n      data: [{name: sums, kind: sums}]\n");
+  const ModelSpec model = model_from_config(folder);
+  std::vector<std::string> keys;
+  for (const ImpliedKey& key : implied_keys(model)) keys.push_back(key.path + "=" + key.value);
+  const std::string text =
+      concat("run: {name: oracle}\n", "model: {from: \"", folder, "\"}\n",
+             "tokenizer: {kind: ids, vocabulary: ", model.vocabulary, "}\n", "dtypes: {gradients: fp32}\n",
+             "parallel: {recompute: ", recompute, "}\n", "precision: {preset: fp32}\n",
+             "stages:\n  - pretrain:\n      steps: 1\n", "      batch: {tokens: ", rows * length,
+             ", micro_sequences: ", rows, ", length: ", length, "}\n      data: [{kind: random}]\n");
+  return parse_recipe(text, "oracle.yaml", keys).recipe;
 }
 
 inline std::vector<float> floats(const SafetensorsFile& file, const std::string& name) {
   const StoredTensor& t = file.find(name);
-  EXPECT_EQ(t.dtype, DType::kF32) << name;
+  EXPECT_TRUE(t.dtype == FileType::kF32) << name;
   std::vector<float> out(static_cast<size_t>(t.bytes()) / sizeof(float));
   file.read_into(t, out.data());
   return out;
@@ -108,8 +103,7 @@ inline void matches_oracle(const std::string& family, const char* recompute, con
   const SafetensorsFile oracle(folder + "/oracle.safetensors");
   const TokenBatch batch = packed(oracle);
   const int64_t rows = oracle.find("input_ids").dims[0], tokens = batch.size();
-  const Recipe recipe =
-      parse_recipe(recipe_text(folder, recompute, rows, tokens / rows), "oracle.yaml", {}).recipe;
+  const Recipe recipe = oracle_recipe(folder, recompute, rows, tokens / rows);
   const Plan plan = make_plan(recipe, machine, {});
 
   Queue queue = Queue::on(machine);

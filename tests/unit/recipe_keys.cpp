@@ -71,7 +71,7 @@ model:
   head_dim: 64
   mlp_hidden: 80
   rope: {scaling: yarn, factor: 4, beta_fast: 16, beta_slow: 2, original_positions: 64}
-  init: {kind: import, path: weights}
+  from: weights
 stages:
   - pretrain:
       steps: 11
@@ -159,7 +159,7 @@ stages:
 
 // Keys that have one legal value so far.
 const std::set<std::string> kSingleValued = {"run.deterministic", "run.allow_fault_injection",
-                                             "parallel.expert", "parallel.zero"};
+                                             "parallel.expert", "parallel.zero", "model.init.kind"};
 
 HeldOutSpec held_out(double fraction, uint64_t seed, const char* hash) {
   return {.fraction = fraction, .seed = seed, .hash = hash};
@@ -319,8 +319,7 @@ Recipe second() {
   r.model.head_dim = 64;
   r.model.mlp_hidden = 80;
   r.model.rope = {.scaling = "yarn", .factor = 4, .beta_fast = 16, .beta_slow = 2, .original_positions = 64};
-  r.model.init.kind = "import";
-  r.model.init.path = "weights";
+  r.model.from = "weights";
   PretrainSpec p;
   p.steps = 11;
   p.batch = {.tokens = 64, .length = 32};

@@ -1,5 +1,6 @@
 #include "engine/store/huggingface.h"
 
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -26,7 +27,7 @@ class Folder {
     for (const StoredTensor& t : file.tensors()) tensors[t.name] = {t.dtype, t.dims, file.read(t)};
   }
   struct Tensor {
-    DType dtype;
+    FileType dtype = FileType::kF32;
     std::vector<int64_t> dims;
     std::vector<uint8_t> bytes;
   };
@@ -118,6 +119,37 @@ TEST(HuggingFaceConfig, llama_keys_are_translated) {
   EXPECT_TRUE(m.tied_head);
 }
 
+TEST(HuggingFaceConfig, qwen3_and_mixtral_keys_are_translated) {
+  const ModelSpec qwen3 = model_from_config(golden("qwen3"));
+  EXPECT_TRUE(qwen3.qk_norm);
+  EXPECT_EQ(qwen3.moe.experts, 0);
+  EXPECT_EQ(qwen3.mlp_hidden, 24);
+  EXPECT_EQ(qwen3.head_dim, 8);
+  const ModelSpec mixtral = model_from_config(golden("mixtral"));
+  EXPECT_FALSE(mixtral.qk_norm);
+  EXPECT_EQ(mixtral.moe.experts, 4);
+  EXPECT_EQ(mixtral.moe.top_k, 2);
+  EXPECT_EQ(mixtral.moe.hidden, 24);
+  EXPECT_TRUE(mixtral.moe.normalise);
+  EXPECT_EQ(mixtral.mlp_hidden, 0);
+  EXPECT_EQ(mixtral.rope.theta, 1e6);
+  EXPECT_EQ(mixtral.norm_eps, 1e-5);
+}
+
+TEST(HuggingFaceConfig, a_silent_config_has_its_familys_defaults) {
+  const auto without = [](const char* family) {
+    Folder f(family);
+    for (const char* key : {"rms_norm_eps", "rope_parameters", "tie_word_embeddings"}) f.config.erase(key);
+    return model_from_config(f.write());
+  };
+  const ModelSpec mixtral = without("mixtral"), llama = without("llama");
+  EXPECT_EQ(mixtral.rope.theta, 1e6);
+  EXPECT_EQ(mixtral.norm_eps, 1e-5);
+  EXPECT_EQ(llama.rope.theta, 1e4);
+  EXPECT_EQ(llama.norm_eps, 1e-6);
+  EXPECT_FALSE(llama.tied_head);
+}
+
 TEST(HuggingFaceConfig, both_forms_of_rope_are_read) {
   Folder f("llama");
   f.config.erase("rope_parameters");
@@ -185,6 +217,10 @@ TEST(HuggingFaceConfig, what_we_do_not_have_is_refused_by_name) {
       {"llama", "architectures", {"LlamaForSequenceClassification"}},
       {"llama", "rope_parameters", {{"rope_type", "dynamic"}, {"factor", 2.0}}},
       {"llama", "rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"mscale", 0.7}}},
+      {"mixtral", "sliding_window", 4096},
+      {"mixtral", "router_jitter_noise", 0.1},
+      {"mixtral", "num_key_value_heads", nullptr},
+      {"qwen3", "head_dim", nullptr},
       {"qwen3_moe", "mlp_only_layers", {1}},
       {"qwen3_moe", "mlp_only_layers", {0, 1}},
       {"qwen3_moe", "num_experts_per_tok", 9},
@@ -218,7 +254,7 @@ TEST(HuggingFaceConfig, damaged_files_are_refused) {
 }
 
 TEST(HuggingFaceWeights, every_value_arrives_under_the_librarys_name) {
-  for (const char* family : {"qwen3_moe", "llama"}) {
+  for (const char* family : {"qwen3", "qwen3_moe", "llama"}) {
     const std::string folder = golden(family);
     Model model(model_from_config(folder));
     import_weights(model.queue, folder, model.plan, model.params);
@@ -251,10 +287,10 @@ TEST(HuggingFaceWeights, every_value_arrives_under_the_librarys_name) {
       ASSERT_TRUE(ours.count(name)) << name;
       const std::vector<float>& values = ours.at(name).values;
       const std::vector<uint8_t> bytes = file.read(t);
-      const int64_t n = t.bytes() / dtype_bytes(t.dtype);
+      const int64_t n = t.bytes() / t.dtype.bytes();
       for (int64_t i = 0; i < n; ++i, ++compared) {
         float expected;
-        if (t.dtype == DType::kF32) {
+        if (t.dtype == FileType::kF32) {
           std::memcpy(&expected, bytes.data() + 4 * i, 4);
         } else {
           Bf16 half;
@@ -268,17 +304,21 @@ TEST(HuggingFaceWeights, every_value_arrives_under_the_librarys_name) {
   }
 }
 
-TEST(HuggingFaceWeights, stacked_experts_and_separate_ones_import_equally) {
-  const ModelSpec spec = model_from_config(golden("qwen3_moe"));
+void stacked_import_equals_separate(const std::string& family) {
+  const ModelSpec spec = model_from_config(golden(family));
   Model separate(spec);
-  import_weights(separate.queue, golden("qwen3_moe"), separate.plan, separate.params);
+  import_weights(separate.queue, golden(family), separate.plan, separate.params);
 
-  Folder f("qwen3_moe");
+  Folder f(family);
+  const auto of_experts = [](const std::string& name) {
+    return name.find("experts.") != std::string::npos || name.find(".gate.weight") != std::string::npos;
+  };
   for (auto it = f.tensors.begin(); it != f.tensors.end();) {
-    it = it->first.find("experts.") == std::string::npos ? std::next(it) : f.tensors.erase(it);
+    it = of_experts(it->first) ? f.tensors.erase(it) : std::next(it);
   }
   for (const auto& [name, t] : separate.weights()) {
-    if (name.find("experts.") == std::string::npos) continue;
+    if (!of_experts(name)) continue;
+    EXPECT_NE(name.find(".mlp."), std::string::npos) << name;
     Folder::Tensor& stacked = f.tensors[name];
     stacked = {DType::kF32, t.dims, std::vector<uint8_t>(t.values.size() * 4)};
     std::memcpy(stacked.bytes.data(), t.values.data(), stacked.bytes.size());
@@ -288,6 +328,40 @@ TEST(HuggingFaceWeights, stacked_experts_and_separate_ones_import_equally) {
   const auto a = separate.weights(), b = stacked.weights();
   ASSERT_EQ(a.size(), b.size());
   for (const auto& [name, t] : a) EXPECT_EQ(t.values, b.at(name).values) << name;
+}
+
+TEST(HuggingFaceWeights, stacked_experts_and_separate_ones_import_equally) {
+  stacked_import_equals_separate("qwen3_moe");
+  stacked_import_equals_separate("mixtral");
+}
+
+TEST(HuggingFaceWeights, half_precision_is_widened_exactly) {
+  const ModelSpec spec = model_from_config(golden("llama"));
+  Folder f("llama");
+  Folder::Tensor& t = f.tensors["model.norm.weight"];
+  const std::pair<uint16_t, float> cases[] = {
+      {0x3C00, 1.0f},     {0xC000, -2.0f},       {0x0001, 0x1p-24f}, {0x83FF, -0x1.ff8p-15f},
+      {0x7BFF, 65504.0f}, {0x3555, 0x1.554p-2f}, {0x8000, -0.0f},    {0x0400, 0x1p-14f}};
+  t.dtype = FileType::kF16;
+  t.bytes.assign(64 * 2, 0);
+  for (size_t i = 0; i < std::size(cases); ++i) std::memcpy(t.bytes.data() + 2 * i, &cases[i].first, 2);
+  Model model(spec);
+  import_weights(model.queue, f.write(), model.plan, model.params);
+  const std::vector<float> values = model.weights().at("model.norm.weight").values;
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    EXPECT_EQ(values[i], cases[i].second) << i;
+    EXPECT_EQ(std::signbit(values[i]), std::signbit(cases[i].second)) << i;
+  }
+}
+
+TEST(HuggingFaceWeights, a_tied_head_may_be_stored_but_must_be_the_embedding) {
+  const ModelSpec spec = model_from_config(golden("llama"));
+  ASSERT_TRUE(spec.tied_head);
+  Folder f("llama");
+  f.tensors["lm_head.weight"] = f.tensors["model.embed_tokens.weight"];
+  EXPECT_EQ(import_error(f.write(), spec), "");
+  f.tensors["lm_head.weight"].bytes[7] ^= 1;
+  EXPECT_NE(import_error(f.write(), spec).find("'lm_head.weight' is not the embedding"), std::string::npos);
 }
 
 TEST(HuggingFaceWeights, bf16_masters_round_and_norms_stay_fp32) {

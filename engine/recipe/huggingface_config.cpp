@@ -1,11 +1,13 @@
-// config.json of the families qwen3_moe and llama to the recipe's model keys. What the model computes must
-// be ours in full: anything else is refused by its key.
+#include "engine/recipe/huggingface_config.h"
+
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "engine/store/files.h"
-#include "engine/store/huggingface.h"
+#include "engine/recipe/print.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 
@@ -15,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
+constexpr uintmax_t kMaxConfigBytes = uintmax_t{4} << 20;
 constexpr int64_t kMaxSize = int64_t{1} << 31;  // of any dimension: keeps later products far from overflow
 
 // Typed access to one object, with errors that name the file and the key.
@@ -76,9 +78,23 @@ class Config {
   Json json_;
 };
 
+std::string config_text(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) throw MissingInputError("'" + printable(path) + "' is not there");
+  if (!std::filesystem::is_regular_file(status))
+    throw BadDataError("'" + printable(path) + "' is no regular file");
+  if (std::filesystem::file_size(path, error) > kMaxConfigBytes) {
+    throw BadDataError(detail::concat("'", printable(path), "' has more than ", kMaxConfigBytes, " bytes"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw MissingInputError("'" + printable(path) + "' cannot be opened");
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
 Config read_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  const std::string text = read_small_file(path, kMaxConfigBytes);
+  const std::string text = config_text(path);
   constexpr int kMaxDepth = 32;
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
     if (depth > kMaxDepth) throw BadDataError("'" + printable(path) + "' is nested too deeply");
@@ -97,6 +113,7 @@ void refuse_unsupported(const Config& c) {
   c.expect("mlp_bias", false);
   c.expect("attention_dropout", 0.0);
   c.expect("partial_rotary_factor", 1.0);
+  c.expect("router_jitter_noise", 0.0);
   c.expect_absent("quantization_config");
   if (c.flag_or("use_sliding_window", false)) c.refuse("use_sliding_window", "is not supported (only false)");
   if (c.has("layer_types")) {
@@ -107,9 +124,9 @@ void refuse_unsupported(const Config& c) {
 }
 
 // The newer form has everything in rope_parameters, the older rope_theta beside rope_scaling.
-RopeSpec rope_of(const Config& c, int64_t max_positions) {
+RopeSpec rope_of(const Config& c, Family family, int64_t max_positions) {
   RopeSpec rope;
-  rope.theta = c.positive_or("rope_theta", rope.theta);
+  rope.theta = c.positive_or("rope_theta", family == Family::kMixtral ? 1e6 : 1e4);  // the library's defaults
   const char* key = c.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!c.has(key)) return rope;
   const Config r = c.object(key);
@@ -139,8 +156,19 @@ RopeSpec rope_of(const Config& c, int64_t max_positions) {
   return rope;
 }
 
+// Every layer has experts, and a token's gates always sum to 1.
+MoeSpec mixtral_moe(const Config& c) {
+  MoeSpec moe;
+  moe.experts = c.count("num_local_experts", 1);
+  moe.top_k = c.count("num_experts_per_tok", 1);
+  if (moe.top_k > moe.experts) c.refuse("num_experts_per_tok", "exceeds the number of experts");
+  moe.hidden = c.count("intermediate_size", 1);
+  c.expect_absent("sliding_window");
+  return moe;
+}
+
 // Layers are dense where mlp_only_layers says so or decoder_sparse_step leaves them out; ours are the first.
-MoeSpec moe_of(const Config& c, int64_t layers) {
+MoeSpec qwen3_moe(const Config& c, int64_t layers) {
   MoeSpec moe;
   moe.experts = c.has("num_experts") ? c.count("num_experts", 1) : c.count("num_local_experts", 1);
   moe.top_k = c.count("num_experts_per_tok", 1);
@@ -166,35 +194,90 @@ MoeSpec moe_of(const Config& c, int64_t layers) {
   return moe;
 }
 
+constexpr Family kFamilies[] = {Family::kQwen3, Family::kQwen3Moe, Family::kMixtral, Family::kLlama};
+
+Family family_of(const Config& c) {
+  const std::string type = c.text("model_type");
+  for (const Family family : kFamilies) {
+    if (type != model_type_of(family)) continue;
+    c.expect("architectures", Json::array({architecture_of(family)}));
+    return family;
+  }
+  c.refuse("model_type", "is not supported (qwen3, qwen3_moe, mixtral, llama)");
+}
+
 }  // namespace
+
+const char* model_type_of(Family family) {
+  switch (family) {
+    case Family::kQwen3:
+      return "qwen3";
+    case Family::kQwen3Moe:
+      return "qwen3_moe";
+    case Family::kMixtral:
+      return "mixtral";
+    case Family::kLlama:
+      return "llama";
+  }
+  return "";
+}
+
+const char* architecture_of(Family family) {
+  switch (family) {
+    case Family::kQwen3:
+      return "Qwen3ForCausalLM";
+    case Family::kQwen3Moe:
+      return "Qwen3MoeForCausalLM";
+    case Family::kMixtral:
+      return "MixtralForCausalLM";
+    case Family::kLlama:
+      return "LlamaForCausalLM";
+  }
+  return "";
+}
 
 ModelSpec model_from_config(const std::string& folder) {
   const Config c = read_config(folder);
-  const std::string family = c.text("model_type");
-  if (family != "qwen3_moe" && family != "llama") {
-    c.refuse("model_type", "is not supported (qwen3_moe, llama)");
-  }
-  const bool is_moe = family == "qwen3_moe";
-  c.expect("architectures", Json::array({is_moe ? "Qwen3MoeForCausalLM" : "LlamaForCausalLM"}));
+  const Family family = family_of(c);
   refuse_unsupported(c);
 
   ModelSpec m;
   m.layers = c.count("num_hidden_layers", 1);
   m.hidden = c.count("hidden_size", 1);
   m.heads = c.count("num_attention_heads", 1);
-  m.kv_heads = c.count_or("num_key_value_heads", 1, m.heads);
-  m.head_dim = c.count_or("head_dim", 1, m.hidden / m.heads);
+  // Only Llama's default is the number of heads; the others' are figures of one model.
+  m.kv_heads = family == Family::kLlama ? c.count_or("num_key_value_heads", 1, m.heads)
+                                        : c.count("num_key_value_heads", 1);
+  m.head_dim =
+      family == Family::kQwen3 ? c.count("head_dim", 1) : c.count_or("head_dim", 1, m.hidden / m.heads);
   if (m.head_dim < 2 || m.head_dim % 2 != 0) c.refuse("head_dim", "is not even");
   if (m.heads % m.kv_heads != 0) c.refuse("num_key_value_heads", "does not divide the number of heads");
   m.vocabulary = c.count("vocab_size", 1);
   m.max_positions = c.count("max_position_embeddings", 1);
-  m.qk_norm = is_moe;
+  m.qk_norm = family == Family::kQwen3 || family == Family::kQwen3Moe;
   m.tied_head = c.flag_or("tie_word_embeddings", false);
-  m.norm_eps = c.positive_or("rms_norm_eps", m.norm_eps);
-  m.rope = rope_of(c, m.max_positions);
-  if (is_moe) m.moe = moe_of(c, m.layers);
-  if (!is_moe || m.moe.dense_layers > 0) m.mlp_hidden = c.count("intermediate_size", 1);
+  m.norm_eps = c.positive_or("rms_norm_eps", family == Family::kMixtral ? 1e-5 : 1e-6);
+  m.rope = rope_of(c, family, m.max_positions);
+  if (family == Family::kMixtral) m.moe = mixtral_moe(c);
+  if (family == Family::kQwen3Moe) m.moe = qwen3_moe(c, m.layers);
+  if (m.moe.experts == 0 || m.moe.dense_layers > 0) m.mlp_hidden = c.count("intermediate_size", 1);
   return m;
+}
+
+std::vector<ImpliedKey> implied_keys(const ModelSpec& model) {
+  Recipe recipe;
+  recipe.model = model;
+  const auto is_below = [](const std::string& path, const std::string& map) {
+    return path.rfind(map, 0) == 0;
+  };
+  std::vector<ImpliedKey> keys;
+  for (const FlatKey& key : flatten(recipe)) {
+    const bool how_to_train = key.path == "model.from" || is_below(key.path, "model.init.") ||
+                              is_below(key.path, "model.moe.balance.");
+    if (!is_below(key.path, "model.") || how_to_train) continue;
+    keys.push_back({key.path, key.value, key.path != "model.max_positions"});
+  }
+  return keys;
 }
 
 }  // namespace fp4t

@@ -1,0 +1,13 @@
+#include <cstdio>
+
+#include "app/command.h"
+#include "engine/stage/convert.h"
+
+namespace fp4t {
+
+int cmd_import(const AppOptions& options) {
+  std::fputs(import_checkpoint(options.from, options.to, options.replace).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace fp4t

@@ -1,0 +1,287 @@
+// Import, export and `model.from`, from the outside: round trips are exact, what does not fit is named.
+#include <fstream>
+
+#include "engine/store/safetensors.h"
+#include "tests/support/cli.h"
+
+namespace fp4t::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string golden(const std::string& family) {
+  return from_environment("FP4T_TEST_SOURCE") + "/tests/golden/hf/" + family;
+}
+
+std::string content_hash_of(const std::string& checkpoint) {
+  const Exit e = run_binary(checkpoint, {"inspect", checkpoint, "--verify"});
+  EXPECT_EQ(e.code, 0) << e.errors;
+  return last_line(e.output);
+}
+
+std::map<std::string, std::string> tensor_bytes_of(const std::string& folder) {
+  std::map<std::string, std::string> out;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors" || entry.path().filename() == "oracle.safetensors")
+      continue;
+    const SafetensorsFile file(entry.path());
+    for (const StoredTensor& t : file.tensors()) {
+      const std::vector<uint8_t> bytes = file.read(t);
+      const bool fresh =
+          out.emplace(t.name, t.dtype.name() + dims_text(t.dims) + std::string(bytes.begin(), bytes.end()))
+              .second;
+      EXPECT_TRUE(fresh) << t.name;
+    }
+  }
+  return out;
+}
+
+class Weights : public ::testing::Test {
+ protected:
+  Exit run(const std::vector<std::string>& args) { return run_binary(folder_.path(), args); }
+  void import_golden(const std::string& family, const std::string& to) {
+    const Exit e = run({"import", "--from", golden(family), "--to", to});
+    ASSERT_EQ(e.code, 0) << e.errors;
+  }
+  Exit export_to(const std::string& to, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> args = {"export", "--checkpoint", "ckpt", "--to", to};
+    args.insert(args.end(), more.begin(), more.end());
+    return run(args);
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(Weights, a_round_trip_gives_back_every_tensor_byte_for_byte) {
+  for (const char* family : {"qwen3", "qwen3_moe", "mixtral", "llama"}) {
+    const std::string f = family;
+    import_golden(f, f + "_a");
+    Exit e = run({"export", "--checkpoint", f + "_a", "--to", f + "_out"});
+    ASSERT_EQ(e.code, 0) << e.errors;
+    EXPECT_NE(e.output.find(": 0 values were rounded"), std::string::npos) << e.output;
+    // The same names, types, shapes and bytes as the library's own file.
+    const auto theirs = tensor_bytes_of(golden(f)), ours = tensor_bytes_of(folder_ / (f + "_out"));
+    ASSERT_EQ(theirs.size(), ours.size()) << f;
+    for (const auto& [name, bytes] : theirs)
+      EXPECT_TRUE(ours.count(name) && ours.at(name) == bytes) << f << name;
+
+    e = run({"import", "--from", f + "_out", "--to", f + "_b"});
+    ASSERT_EQ(e.code, 0) << e.errors;
+    EXPECT_EQ(content_hash_of(folder_ / (f + "_a")), content_hash_of(folder_ / (f + "_b"))) << f;
+    const auto a = stored_bytes_of(folder_ / (f + "_a")), b = stored_bytes_of(folder_ / (f + "_b"));
+    for (const auto& [name, bytes] : a) {
+      if (name == "manifest.json") continue;  // it names the folder
+      EXPECT_TRUE(b.count(name) && b.at(name) == bytes) << f << " " << name;
+    }
+    e = run({"export", "--checkpoint", f + "_b", "--to", f + "_again"});
+    ASSERT_EQ(e.code, 0) << e.errors;
+    EXPECT_EQ(stored_bytes_of(folder_ / (f + "_out")), stored_bytes_of(folder_ / (f + "_again"))) << f;
+  }
+}
+
+TEST_F(Weights, large_models_are_cut_into_files_with_an_index) {
+  import_golden("qwen3_moe", "ckpt");
+  Exit e = export_to("out", {"--shard-size", "200KB"});
+  ASSERT_EQ(e.code, 0) << e.errors;
+  ASSERT_TRUE(fs::exists(folder_ / "out/model.safetensors.index.json"));
+  EXPECT_FALSE(fs::exists(folder_ / "out/model.safetensors"));
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(folder_ / "out")) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++files;
+    EXPECT_LE(entry.file_size(), 220u << 10) << entry.path();
+  }
+  EXPECT_GE(files, 4);
+  const auto index = nlohmann::json::parse(read_text(folder_ / "out/model.safetensors.index.json"));
+  int64_t total = 0;
+  for (const StoredTensor& t : SafetensorsFile(golden("qwen3_moe") + "/model.safetensors").tensors())
+    total += t.bytes();
+  EXPECT_EQ(index["metadata"]["total_size"], total);
+  EXPECT_EQ(tensor_bytes_of(folder_ / "out"), tensor_bytes_of(golden("qwen3_moe")));
+  ASSERT_EQ(run({"import", "--from", "out", "--to", "again"}).code, 0);
+  EXPECT_EQ(content_hash_of(folder_ / "ckpt"), content_hash_of(folder_ / "again"));
+}
+
+TEST_F(Weights, tokenizer_files_of_the_source_come_along) {
+  fs::copy(golden("llama"), folder_ / "from");
+  write_text(folder_ / "from/tokenizer_config.json", "{\"a\": 1}");
+  write_text(folder_ / "from/merges.txt", "#version\n");
+  write_text(folder_ / "from/notes.txt", "not for a reader");
+  ASSERT_EQ(run({"import", "--from", "from", "--to", "ckpt"}).code, 0);
+  EXPECT_ANSWER(export_to("out"), 0, "copied: generation_config.json, tokenizer_config.json, merges.txt");
+  for (const char* name : {"tokenizer_config.json", "merges.txt", "generation_config.json"}) {
+    EXPECT_EQ(read_text(folder_ / "from" / name), read_text(folder_ / "out" / name)) << name;
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "out/notes.txt"));
+  const auto theirs = nlohmann::json::parse(read_text(golden("llama") + "/config.json"));
+  const auto ours = nlohmann::json::parse(read_text(folder_ / "out/config.json"));
+  for (const char* key :
+       {"bos_token_id", "eos_token_id", "hidden_size", "rms_norm_eps", "dtype", "head_dim"}) {
+    EXPECT_EQ(ours[key], theirs[key]) << key;
+  }
+  // From a folder that the user names instead.
+  fs::remove_all(folder_ / "from");
+  write_text((fs::create_directory(folder_ / "other"), folder_ / "other/vocab.json"), "{}");
+  EXPECT_ANSWER(export_to("out2", {"--tokenizer", "other"}), 0, "copied: vocab.json");
+  EXPECT_ANSWER(export_to("out3"), 0, "no tokenizer files");
+}
+
+TEST_F(Weights, what_is_there_is_not_written_over) {
+  import_golden("llama", "ckpt");
+  EXPECT_ANSWER(run({"import", "--from", golden("llama"), "--to", "ckpt"}), 2,
+                "'ckpt' is already there; --replace");
+  EXPECT_ANSWER(run({"import", "--from", golden("llama"), "--to", "ckpt", "--replace"}), 0, "llama");
+  ASSERT_EQ(export_to("out").code, 0);
+  EXPECT_ANSWER(export_to("out"), 2, "'out' is already there; --replace");
+  EXPECT_ANSWER(export_to("out", {"--replace", "--numbers", "fp32"}), 0, "numbers are fp32");
+  // No folder of another kind goes away.
+  fs::create_directory(folder_ / "home");
+  write_text(folder_ / "home/letter.txt", "dear");
+  EXPECT_ANSWER(export_to("home", {"--replace"}), 2, "no config.json");
+  EXPECT_EQ(read_text(folder_ / "home/letter.txt"), "dear");
+  for (const auto& entry : fs::directory_iterator(folder_.path())) {
+    EXPECT_EQ(entry.path().filename().string().find(".tmp."), std::string::npos) << entry.path();
+  }
+}
+
+TEST_F(Weights, an_imported_model_takes_its_table_from_a_preset) {
+  import_golden("qwen3_moe", "ckpt");
+  EXPECT_ANSWER(export_to("out", {"--format", "modelopt_nvfp4"}), 2, "no weight of the table is nvfp4");
+  EXPECT_ANSWER(export_to("out", {"--format", "modelopt_nvfp4", "--preset", "rl_nvfp4"}), 0,
+                "48 of 69 matrices are codes, as rl.sampler of rl_nvfp4");
+  EXPECT_TRUE(fs::exists(folder_ / "out/hf_quant_config.json"));
+  write_text(folder_ / "text.txt", "0 1 2 3\n256 255\n");
+  EXPECT_ANSWER(export_to("out2", {"--format", "compressed_tensors_nvfp4", "--preset", "rl_nvfp4",
+                                   "--calibrate", "text.txt"}),
+                0, "from 2 sequences, 6 tokens of text.txt");
+}
+
+TEST_F(Weights, a_failed_export_leaves_nothing) {
+  import_golden("llama", "ckpt");
+  std::fstream file(folder_ / "ckpt/tensors-00001.safetensors",
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-9, std::ios::end);
+  file.put('x');
+  file.close();
+  const Exit e = export_to("out");
+  EXPECT_EQ(e.code, 65) << e.output;
+  EXPECT_NE(e.errors.find("tensor 'model."), std::string::npos) << e.errors;
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  for (const auto& entry : fs::directory_iterator(folder_.path())) EXPECT_EQ(entry.path().filename(), "ckpt");
+}
+
+// Models from a folder -------------------------------------------------------------------------------
+
+const std::string kOneStep = R"(stages:
+  - pretrain:
+      steps: 1
+      batch: {tokens: 64, micro_sequences: 2, length: 32}
+      data: [{name: sums, kind: sums, low: 0, high: 4}]
+      optimizer: {learning_rate: 0}
+)";
+
+std::string from_recipe(const std::string& family, const std::string& more) {
+  return "run: {name: continued, dir: run, threads: 2}\nmodel: {from: " + golden(family) + more + "}\n" +
+         kOneStep;
+}
+
+class From : public Weights {
+ protected:
+  Exit with(const std::string& text, std::vector<std::string> args) {
+    write_text(folder_ / "recipe.yaml", text);
+    args.insert(args.end(), {"--config", "recipe.yaml"});
+    return run(args);
+  }
+};
+
+TEST_F(From, the_folders_shape_fills_in_the_recipe) {
+  const Exit e = with(from_recipe("qwen3_moe", ""), {"print-config"});
+  ASSERT_EQ(e.code, 0) << e.errors;
+  for (const char* line :
+       {"layers: 2", "kv_heads: 2", "vocabulary: 257", "qk_norm: true", "experts: 8", "top_k: 2"}) {
+    EXPECT_NE(e.output.find(line), std::string::npos) << line << " in\n" << e.output;
+  }
+  EXPECT_EQ(e.output.find("init:"), std::string::npos) << e.output;
+  EXPECT_ANSWER(with(from_recipe("qwen3_moe", ", max_positions: 64, kv_heads: 2"), {"print-config"}), 0,
+                "max_positions: 64");
+  EXPECT_ANSWER(with(from_recipe("qwen3_moe", ""), {"plan"}), 0, "experts");
+}
+
+TEST_F(From, keys_that_differ_from_the_folder_are_all_named) {
+  const Exit e = with(from_recipe("qwen3_moe", ", layers: 3, norm_eps: 1e-3, moe: {top_k: 4}"), {"validate"});
+  EXPECT_EQ(e.code, 2);
+  for (const char* words : {"recipe.yaml:2:", "model.layers: found 3; the model of '", "(model.from) has 2",
+                            "model.norm_eps: found 0.001", "model.moe.top_k: found 4"}) {
+    EXPECT_NE(e.errors.find(words), std::string::npos) << words << " in\n" << e.errors;
+  }
+}
+
+TEST_F(From, folders_that_cannot_be_used_are_named) {
+  EXPECT_ANSWER(with("model: {from: gone}\n" + kOneStep, {"validate"}), 66,
+                "recipe.yaml:1:15: model.from: 'gone/config.json'");
+  fs::create_directory(folder_ / "folder");
+  write_text(folder_ / "folder/config.json", R"({"model_type": "gpt2"})");
+  EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"validate"}), 65,
+                "model_type \"gpt2\" is not supported");
+  // Validation and plan read the config alone; training needs the weights.
+  fs::copy_file(golden("qwen3_moe") + "/config.json", folder_ / "folder/config.json",
+                fs::copy_options::overwrite_existing);
+  EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"validate"}), 0, "valid");
+  EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"plan"}), 0, "parameters");
+  EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {}), 66, "model.safetensors");
+}
+
+// With a learning rate of 0 the checkpoint holds what was imported.
+TEST_F(From, training_begins_with_the_folders_weights_under_the_precision_table) {
+  import_golden("qwen3_moe", "ckpt");
+  const auto imported = tensor_hashes_of(folder_ / "ckpt", "model.");
+  ASSERT_FALSE(imported.empty());
+  const std::string table = "precision: {preset: quartet2}\n";
+  Exit e = with(table + from_recipe("qwen3_moe", ""), {});
+  ASSERT_EQ(e.code, 0) << e.errors;
+  EXPECT_EQ(tensor_hashes_of(latest_checkpoint_of(folder_ / "run"), "model."), imported);
+  EXPECT_NE(read_text(folder_ / "run/kernels.txt").find("nvfp4"), std::string::npos);
+  EXPECT_NE(read_text(folder_ / "run/log.txt").find("weights from "), std::string::npos);
+
+  // The checkpoint stands by itself: what made it may be gone.
+  const std::string text = read_text(folder_ / "recipe.yaml");
+  e = run({"generate", "--checkpoint", "run", "--prompt", "1+", "--max-tokens", "2", "--temperature", "0"});
+  EXPECT_EQ(e.code, 0) << e.errors;
+
+  // The folder is part of the run's identity.
+  fs::create_directory(folder_ / "copy");
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(golden("qwen3_moe") + "/" + name, folder_ / "copy" / name);
+  }
+  e = with(table + "run: {name: continued, dir: run, threads: 2}\nmodel: {from: copy}\n" + kOneStep, {});
+  EXPECT_EQ(e.code, 2) << e.errors;
+  EXPECT_NE(e.errors.find("model.from"), std::string::npos) << e.errors;
+}
+
+TEST_F(From, reinforcement_learning_begins_with_the_folders_weights) {
+  const std::string rl = R"(stages:
+  - rl:
+      steps: 1
+      task: {kind: sums, low: 0, high: 4}
+      sampling: {prompts: 2, samples: 2, max_tokens: 3}
+      objective: {drop_zero_advantage: false}
+      optimizer: {learning_rate: 0}
+)";
+  import_golden("qwen3_moe", "ckpt");
+  const Exit e = with("run: {name: continued, dir: run, threads: 2}\nmodel: {from: " + golden("qwen3_moe") +
+                          "}\nprecision: {preset: rl_nvfp4}\n" + rl,
+                      {});
+  ASSERT_EQ(e.code, 0) << e.errors;
+  EXPECT_EQ(tensor_hashes_of(latest_checkpoint_of(folder_ / "run"), "model."),
+            tensor_hashes_of(folder_ / "ckpt", "model."));
+}
+
+// What no family has ---------------------------------------------------------------------------------
+
+TEST_F(Cli, an_export_without_a_family_is_refused_by_name) {
+  EXPECT_ANSWER(look({"export", "--checkpoint", "run", "--to", "out"}), 2,
+                "router.bias' is not zero (model.moe.balance.bias_rate): mixtral");
+  EXPECT_FALSE(fs::exists(*done_ / "out"));
+}
+
+}  // namespace
+}  // namespace fp4t::test
