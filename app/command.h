@@ -16,7 +16,9 @@ struct RecipeOptions {
 struct AppOptions {
   RecipeOptions recipe;
   bool dry_run = false;
-  int64_t ranks = 1;  // plan
+  int64_t ranks = 1;    // plan
+  std::string machine;  // plan: a machine elsewhere, by name or file
+  bool json = false;    // plan
   bool accept_changes = false;
   std::string command_line;
   std::string checkpoint;             // inspect, generate, evaluate

@@ -105,7 +105,8 @@ SharedPlaces shared_places(const Plan& plan, int64_t rank) {
 int64_t norm_chunks(const Plan& plan) {
   int64_t n = 0;
   for (const ParamInfo& p : plan.parameters) {
-    for_norm_chunks(p, [&n](const Span&) { ++n; });
+    const int64_t matrix = matrix_elements(p);
+    n += p.shape.elements() / matrix * ceil_div(matrix, kNormChunk);
   }
   return n;
 }

@@ -29,6 +29,9 @@ class Pricer {
       line->bytes += taken;
     }
   }
+  void add_all(const Pricer& other) {
+    for (const MemoryLine& l : other.lines_) add(l.name, l.bytes);  // whole blocks
+  }
   int64_t total() const { return total_; }
   const std::vector<MemoryLine>& lines() const { return lines_; }
 
@@ -64,16 +67,23 @@ void price_muon(const Plan& plan, Pricer& p) {
   }
 }
 
-Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims,
-                    const std::vector<GemmSite>& sites) {
+Pricer price_weight_codes(const Plan& plan, const std::vector<GemmSite>& sites) {
+  Pricer p;
+  for (const GemmSite& site : sites) {
+    for (const OperandForm& form : cached_forms(plan, site)) take_cached(form, site, p);
+  }
+  return p;
+}
+
+// `codes`: of the weights, alike on all ranks.
+Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims, int64_t num_sites,
+                    const Pricer& codes) {
   Pricer p;
   for (const ParamInfo& info : plan.parameters) take_param(info, plan, rank, p);
   take_shared_blocks(plan, shared_places(plan, rank), p);
   for (const BufferInfo& b : plan.buffers) p("buffers", b.dtype, b.shape);
-  take_state(dims, static_cast<int64_t>(sites.size()), num_moe_layers(plan.model), p);
-  for (const GemmSite& site : sites) {
-    for (const OperandForm& form : cached_forms(plan, site)) take_cached(form, site, p);
-  }
+  take_state(dims, num_sites, num_moe_layers(plan.model), p);
+  p.add_all(codes);
   for (const ParamInfo& info : plan.parameters) {
     const DType moments = master_dtype(info, {plan.dtypes.moments, plan.dtypes.moments, DType::kF32});
     for (int i = 0; i < 2; ++i) p("optimizer moments", moments, owned_shape(info, plan, rank));
@@ -97,8 +107,9 @@ Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims,
 // Of the rank that needs most.
 Pricer price_run(const Plan& plan, const ModelDims& dims, const std::vector<GemmSite>& sites) {
   Pricer most;
+  const Pricer codes = price_weight_codes(plan, sites);
   for (int64_t rank = 0; rank < plan.axes.ranks(); ++rank) {
-    const Pricer p = price_run_of(rank, plan, dims, sites);
+    const Pricer p = price_run_of(rank, plan, dims, static_cast<int64_t>(sites.size()), codes);
     if (p.total() > most.total()) most = p;
   }
   return most;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "engine/comm/device.h"
+#include "engine/plan/elsewhere.h"
 #include "engine/plan/memory.h"
 #include "engine/plan/resolve.h"
 #include "engine/plan/sizes.h"
@@ -50,12 +51,46 @@ std::string resolve_transport(const Recipe& recipe, const Machine& machine, int6
   return "nccl";
 }
 
+// The same where another machine carries them.
+std::string transport_elsewhere(const Recipe& recipe, const MachineSpec& spec, int64_t ranks,
+                                ProblemList& problems) {
+  const std::string& wish = recipe.parallel.transport;
+  if (spec.is_gpu() ? wish == "host" : wish == "nccl") {
+    problems.at("parallel.transport",
+                detail::concat(wish, ", and predictions know NCCL between GPUs and host memory between CPUs alone; "
+                                     "allowed: auto"));
+  }
+  return ranks == 1 ? "" : spec.is_gpu() ? "nccl" : "host";
+}
+
+// What this process shall run.
 void check_machine(const Recipe& recipe, const Machine& machine, ProblemList& problems) {
   if (recipe.run.device == "cuda" && machine.backend != Backend::kCuda) {
     const std::string why = !machine.gpu_obstacle.empty() ? machine.gpu_obstacle
                             : machine.built_with_cuda     ? "this machine shows no usable GPU"
                                                           : "this program was built without CUDA";
     problems.at("run.device", "cuda, and " + why + "; allowed: auto, cpu");
+  }
+}
+
+// What another machine shall run. The axes are one rank's where parallel.expert does not divide the ranks.
+void check_spec(const Recipe& recipe, const MachineSpec& spec, const Axes& axes, ProblemList& problems) {
+  const std::string& device = recipe.run.device;
+  const int64_t ranks = axes.ranks(), domain = spec.fast_domain;
+  if (device != "auto" && (device == "cuda") != spec.is_gpu()) {
+    problems.at("run.device", detail::concat(device, ", and --machine ", spec.name, " computes on ", spec.backend,
+                                             "; allowed: auto, ", spec.backend));
+  }
+  if (ranks > domain && ranks % domain != 0) {
+    problems.general(detail::concat("--ranks: ", ranks, " leave a fast domain of ", spec.name,
+                                    " half empty; allowed: up to ", domain, ", or a multiple"));
+  }
+  const int64_t expert = axes.expert;
+  if (expert > domain || (ranks > domain && domain % expert != 0)) {
+    problems.at("parallel.expert",
+                detail::concat(expert, " ranks share experts, and a fast domain of ", spec.name, " has ", domain,
+                               expert > domain ? "; allowed: at most that"
+                                               : ": some groups would lie in two; allowed: a divisor of it"));
   }
 }
 
@@ -197,15 +232,21 @@ std::string memory_obstacle(const Plan& plan) {
                         machine.free_bytes > 0 ? " free" : "");
 }
 
-void check_memory(const Plan& plan, ProblemList& problems) {
+// The key to blame, and what to do; the text is empty when the plan fits.
+std::pair<std::string, std::string> memory_problem(const Plan& plan) {
   const std::string obstacle = memory_obstacle(plan);
-  if (obstacle.empty()) return;
+  if (obstacle.empty()) return {};
   std::vector<DecidingKey> keys = batch_keys(plan);
   const std::vector<DecidingKey> of_model = model_keys(plan);
   // What the run holds all the time is the model's.
   const bool model_decides = plan.memory.run_bytes > plan.memory.total_bytes() / 2;
   keys.insert(model_decides ? keys.begin() : keys.end(), of_model.begin(), of_model.end());
-  problems.at(keys.front().path, obstacle + ": " + smaller_needs(plan, keys));
+  return {keys.front().path, obstacle + ": " + smaller_needs(plan, keys)};
+}
+
+void check_memory(const Plan& plan, ProblemList& problems) {
+  const auto [key, problem] = memory_problem(plan);
+  if (!problem.empty()) problems.at(key, problem);
 }
 
 // Muon makes whole matrices orthogonal, so no parameter may be cut where it is used.
@@ -227,16 +268,10 @@ void finish_parameters(Plan& plan) {
   }
 }
 
-}  // namespace
-
-int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
-  if (tokenizer.kind == "bytes") return 257;  // 256 byte values and <eod>
-  FP4T_CHECK(tokenizer.vocabulary > 0, "tokenizer ", tokenizer.kind, ", whose file was not read");
-  return tokenizer.vocabulary;
-}
-
-Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
-               const FieldPlaces& places, int64_t ranks) {
+// Everything but the memory's fit; `check` sees the axes and says what carries tensors between ranks.
+template <class Check>
+Plan resolve(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps, int64_t ranks,
+             ProblemList& problems, const Check& check) {
   Plan plan;
   plan.run = recipe.run;
   plan.model = recipe.model;
@@ -244,10 +279,8 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   plan.dtypes = recipe.dtypes;
   plan.tokenizer = recipe.tokenizer;
   plan.machine = machine;
-  ProblemList problems(places);
   plan.axes = resolve_axes(recipe, ranks, problems);
-  plan.transport = resolve_transport(recipe, machine, ranks, problems);
-  check_machine(recipe, machine, problems);
+  plan.transport = check(plan.axes);
   check_kernels(plan, problems);
   resolve_vocabulary(plan, problems);
   make_stages(plan, recipe);
@@ -261,9 +294,39 @@ Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<i
   plan.flops_per_token = model_flops_per_token(plan);
   plan.recipe_yaml = print_recipe(recipe);
   plan.memory = plan_memory(plan);
+  return plan;
+}
+
+}  // namespace
+
+int64_t tokenizer_vocabulary(const TokenizerSpec& tokenizer) {
+  if (tokenizer.kind == "bytes") return 257;  // 256 byte values and <eod>
+  FP4T_CHECK(tokenizer.vocabulary > 0, "tokenizer ", tokenizer.kind, ", whose file was not read");
+  return tokenizer.vocabulary;
+}
+
+Plan make_plan(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
+               const FieldPlaces& places, int64_t ranks) {
+  ProblemList problems(places);
+  Plan plan = resolve(recipe, machine, span_steps, ranks, problems, [&](const Axes&) {
+    check_machine(recipe, machine, problems);
+    return resolve_transport(recipe, machine, ranks, problems);
+  });
   check_memory(plan, problems);
   problems.throw_if_any();
   return plan;
+}
+
+PlanElsewhere plan_elsewhere(const Recipe& recipe, const MachineSpec& spec, const FieldPlaces& places,
+                             int64_t ranks) {
+  ProblemList problems(places);
+  PlanElsewhere made;
+  made.plan = resolve(recipe, machine_of(spec), {}, ranks, problems, [&](const Axes& axes) {
+    check_spec(recipe, spec, axes, problems);
+    return transport_elsewhere(recipe, spec, ranks, problems);
+  });
+  made.memory_obstacle = memory_problem(made.plan).second;
+  return made;
 }
 
 void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int64_t samples) {

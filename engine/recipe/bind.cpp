@@ -380,14 +380,19 @@ class PresenceVisitor : public WalkVisitor {
 
 }  // namespace
 
+void bind_document(const YamlNode& root, const std::function<void(FieldVisitor&)>& visit, FieldPlaces& places,
+                   Problems& problems) {
+  places[""] = {root.place, root.place};
+  BindVisitor bind(root, places, problems);
+  visit(bind);
+  bind.finish_root();
+  PresenceVisitor presence(places, problems);
+  visit(presence);
+}
+
 BoundRecipe bind_recipe(const YamlNode& root, Problems& problems) {
   BoundRecipe bound;
-  bound.places[""] = {root.place, root.place};
-  BindVisitor bind(root, bound.places, problems);
-  visit_recipe(bind, bound.recipe);
-  bind.finish_root();
-  PresenceVisitor presence(bound.places, problems);
-  visit_recipe(presence, bound.recipe);
+  bind_document(root, [&](FieldVisitor& v) { visit_recipe(v, bound.recipe); }, bound.places, problems);
   return bound;
 }
 

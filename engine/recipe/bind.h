@@ -2,6 +2,7 @@
 // value kept for the checks between keys (validate.h).
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "engine/recipe/problems.h"
@@ -10,6 +11,8 @@
 
 namespace fp4t {
 
+class FieldVisitor;
+
 struct BoundRecipe {
   Recipe recipe;
   FieldPlaces places;  // of every key that the text gives
@@ -17,6 +20,10 @@ struct BoundRecipe {
 };
 
 BoundRecipe bind_recipe(const YamlNode& root, Problems& problems);
+
+// Any document whose keys visit functions declare, as strictly; `visit` is called once for each of two visitors.
+void bind_document(const YamlNode& root, const std::function<void(FieldVisitor&)>& visit, FieldPlaces& places,
+                   Problems& problems);
 
 // The rules of one table, at a path of their own; for presets and files that hold a precision table alone.
 PrecisionSpec bind_precision(const YamlNode& root, Problems& problems);

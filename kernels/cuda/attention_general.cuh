@@ -3,12 +3,11 @@
 // document's first token, so cached and packed rows give the same bits.
 #pragma once
 
+#include "kernels/cuda/attention_sizes.h"
 #include "kernels/cuda/context.h"
 #include "kernels/ops/attention.h"
 
 namespace fp4t::cuda {
-
-inline constexpr int kMaxHeadDim = 256;
 
 void general_attention(Queue& queue, const AttentionForward& op);
 void general_attention(Queue& queue, const AttentionCached& op);

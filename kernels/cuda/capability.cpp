@@ -1,10 +1,10 @@
+// Pure arithmetic: both flavours have it, so that a plan for a GPU can be made where there is none.
 #include "kernels/ops/capability.h"
 
 #include <algorithm>
 
 #include "kernels/base/check.h"
 #include "kernels/base/numeric.h"
-#include "kernels/cuda/attention_general.cuh"
 #include "kernels/cuda/attention_sizes.h"
 
 namespace fp4t::cuda {

@@ -1,6 +1,5 @@
 // Twin of kernels/cuda in the flavour without CUDA: every entry says so.
 #include "kernels/base/check.h"
-#include "kernels/ops/capability.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t::cuda {
@@ -15,11 +14,6 @@ namespace {
   void run(Queue&, const op&) { absent(op::kName); }
 #include "kernels/ops/op_list.inc"
 #undef FP4T_OP
-
-std::string head_dim_obstacle(int64_t) { absent("run.device: cuda"); }
-int64_t workspace_bytes(const ProductCodes&) { absent("run.device: cuda"); }
-int64_t workspace_bytes(const CachedRows&) { absent("run.device: cuda"); }
-int64_t workspace_bytes(int64_t, int64_t, int64_t) { absent("run.device: cuda"); }
 
 void* create_stream(int) { absent("run.device: cuda"); }
 void destroy_stream(void*) noexcept {}

@@ -1,0 +1,148 @@
+// Bytes on the wire by hand: gradients, weights and norm under ZeRO 1 to 3, experts' rows, what leaves a fast
+// domain. tests/multi/wire.cpp compares the same with what ranks send.
+#include "engine/plan/wire.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/plan/run_layout.h"
+#include "tests/support/plans.h"
+
+namespace fp4t::test {
+namespace {
+
+const WireLine& line_of(const std::vector<WireLine>& lines, const std::string& name) {
+  for (const WireLine& line : lines) {
+    if (line.name == name) return line;
+  }
+  throw InternalError("no line " + name);
+}
+
+Plan plan_on(const Axes& axes, int64_t zero, const ModelSpec& model = tiny_model()) {
+  Plan plan = make_plan_by_hand(model, TestCells{}, {}, "none", {.axes = axes});
+  plan.parallel.zero = zero;
+  return plan;
+}
+
+double elements(const Plan& plan, bool in_layers) {
+  double n = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    if (!in_layers || p.layer >= 0) n += real(p.shape.elements());
+  }
+  return n;
+}
+
+TEST(Wire, one_rank_sends_nothing) {
+  EXPECT_TRUE(update_wire(plan_on({}, 1), {}, 1).empty());
+  const Plan plan = plan_on({}, 1);
+  EXPECT_TRUE(expert_forward_wire(plan, plan.stages[0].precision.forward.at(0), 32).empty());
+}
+
+TEST(Wire, gradients_go_to_their_owners_once_or_a_block_at_a_time) {
+  const Plan one = plan_on({4, 1}, 1), two = plan_on({4, 1}, 2);
+  // Of four ranks' F32 gradients each rank owns a quarter and sends three.
+  EXPECT_DOUBLE_EQ(line_of(update_wire(one, {}, 3), "gradients to their owners").bytes(), 3 * 4 * elements(one, false) / 4);
+  const double outside = elements(two, false) - elements(two, true);
+  EXPECT_DOUBLE_EQ(line_of(update_wire(two, {}, 3), "gradients to their owners").bytes(),
+                   3.0 / 4 * 4 * (outside + 3 * elements(two, true)));
+}
+
+// Bytes of weights that products read: copies where there are any.
+double weight_bytes(const Plan& plan, bool blocks, int64_t layer = -1) {
+  double bytes = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    if (has_shared_copy(p, plan) != blocks || (layer >= 0 && p.layer != layer)) continue;
+    bytes += real(p.shape.elements()) * (blocks || has_copy(p, plan) ? 2 : 4);
+  }
+  return bytes;
+}
+
+TEST(Wire, owners_send_their_weights_to_all_others_whole_or_block_by_block) {
+  for (const int64_t zero : {1, 2, 3}) {
+    const Plan plan = plan_on({4, 1}, zero);
+    // Each of four owns a quarter, and sends it to three.
+    EXPECT_DOUBLE_EQ(line_of(update_wire(plan, {}, 1), "weights after the update").bytes(),
+                     3 * weight_bytes(plan, false) / 4);
+  }
+  EXPECT_EQ(weight_bytes(plan_on({4, 1}, 1), true), 0);
+  ModelSpec model = tiny_model();
+  model.layers = 5;
+  const Plan plan = plan_on({4, 1}, 3, model);
+  double expected[2] = {0, 0};
+  for (int64_t l = 0; l < 5; ++l) {
+    // One micro-batch: forward and backward, but the last two are still there at the turn. Two: the first two are
+    // still there at the second forward.
+    expected[0] += weight_bytes(plan, true, l) * (l >= 3 ? 1 : 2);
+    expected[1] += weight_bytes(plan, true, l) * (l >= 3 ? 2 : l < 2 ? 3 : 4);
+  }
+  EXPECT_DOUBLE_EQ(line_of(update_wire(plan, {}, 1), "weights block by block").bytes(), 3 * expected[0] / 4);
+  EXPECT_DOUBLE_EQ(line_of(update_wire(plan, {}, 2), "weights block by block").bytes(), 3 * expected[1] / 4);
+}
+
+TEST(Wire, the_norm_is_two_sums_a_chunk_from_everybody_to_everybody) {
+  const Plan plan = plan_on({4, 1}, 1);
+  EXPECT_EQ(line_of(update_wire(plan, {}, 1), "norm, two sums a chunk").bytes(), real(3 * 2 * 8 * norm_chunks(plan)));
+}
+
+TEST(Wire, what_leaves_a_fast_domain_follows_from_who_shares_what) {
+  // Eight ranks in domains of four, experts over pairs: 7 others, 3 of them near; of 3 replicas of a rank's
+  // experts one is near.
+  ModelSpec model = tiny_model();
+  const Plan plan = plan_on({4, 2}, 1, model);
+  double experts = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    if (p.placement == Placement::kSplitByExpert) experts += real(p.shape.elements());
+  }
+  const double rest = elements(plan, false) - experts;
+  const WireLine gradients = line_of(update_wire(plan, {4}, 1), "gradients to their owners");
+  EXPECT_NEAR(gradients.inside_bytes, 4 * (rest / 8 * 3 + experts / 2 / 4 * 1), 1e-6);
+  EXPECT_NEAR(gradients.outside_bytes, 4 * (rest / 8 * 4 + experts / 2 / 4 * 2), 1e-6);
+  const WireLine whole = line_of(update_wire(plan, {}, 1), "gradients to their owners");
+  EXPECT_EQ(whole.outside_bytes, 0);
+  EXPECT_NEAR(whole.inside_bytes, gradients.bytes(), 1e-6);
+}
+
+TEST(Wire, a_token_goes_once_to_every_rank_that_has_any_of_its_experts) {
+  ModelSpec model = tiny_model();
+  model.moe.top_k = 6;  // all six: every token goes to every rank
+  const Plan plan = plan_on({1, 2}, 1, model);
+  const ForwardTable& table = plan.stages[0].precision.forward.at(0);
+  const auto forward = expert_forward_wire(plan, table, 32), backward = expert_backward_wire(plan, table, 32);
+  // One layer of experts; rows of 64: BF16 there and 6 experts and gates, F32 back.
+  EXPECT_DOUBLE_EQ(line_of(forward, "rows to experts").bytes(), 32 * (64 * 2 + 6 * 8));
+  EXPECT_DOUBLE_EQ(line_of(forward, "sums from experts").bytes(), 32 * 64 * 4);
+  EXPECT_DOUBLE_EQ(line_of(backward, "gradients to experts").bytes(), 32 * 64 * 2);
+  EXPECT_DOUBLE_EQ(line_of(backward, "gradients from experts").bytes(), 32 * (64 * 4 + 6 * 4));
+  ForwardTable coded = table;
+  coded.dispatch = Format::kNvfp4;
+  EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, coded, 32), "rows to experts").bytes(),
+                   32 * (64 * 0.5625 + 4 + 6 * 8));
+  coded.dispatch = Format::kMxfp8;
+  EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, coded, 32), "rows to experts").bytes(),
+                   32 * (64 * (1 + 1.0 / 32) + 6 * 8));
+}
+
+TEST(Wire, a_line_takes_the_slower_of_both_links_and_what_its_calls_take) {
+  MachineSpec m;
+  m.fast = {{100, ""}, {10, ""}};
+  m.slow = {{10, ""}, {50, ""}};
+  WireLine line;
+  line.inside_bytes = 2e9, line.calls = 100;
+  EXPECT_DOUBLE_EQ(seconds_of(line, m), 0.02 + 0.001);
+  line.outside_bytes = 1e9;
+  EXPECT_DOUBLE_EQ(seconds_of(line, m), 0.1 + 0.005);
+  line.collective = Collective::kAllReduce;  // between hosts
+  EXPECT_DOUBLE_EQ(seconds_of(line, m), 0.3 + 0.005);
+}
+
+TEST(Wire, fewer_choices_reach_fewer_ranks) {
+  ModelSpec model = tiny_model();  // six experts, two a token, on three ranks of two
+  const Plan plan = plan_on({1, 3}, 1, model);
+  // Of 15 pairs of experts 6 leave a given rank out.
+  EXPECT_DOUBLE_EQ(share_of_guests(dims_of(plan)), 9.0 / 15);
+  const ForwardTable& table = plan.stages[0].precision.forward.at(0);
+  EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, table, 30), "sums from experts").bytes(),
+                   30 * 2 * 9.0 / 15 * 64 * 4);
+}
+
+}  // namespace
+}  // namespace fp4t::test
