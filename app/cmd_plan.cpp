@@ -15,7 +15,8 @@ void plan_for_another_machine(const AppOptions& options, const LoadedRecipe& loa
   const MachineSpec machine = load_machine(options.machine);
   const PlanElsewhere made = plan_elsewhere(loaded.recipe, machine, loaded.places, options.ranks);
   const Prediction prediction = predict(made, machine);
-  print(options.json ? plan_json(made.plan, prediction) : describe(made.plan) + describe(prediction, made.plan));
+  print(options.json ? plan_json(made.plan, prediction)
+                     : describe(made.plan) + describe(prediction, made.plan));
 }
 
 }  // namespace

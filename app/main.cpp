@@ -129,8 +129,9 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   reads_recipe(plan);
   plan->add_option("--ranks", o.ranks, "for so many ranks; memory is that of one")
       ->transform(whole_number_from(1, 100'000));
-  plan->add_option("--machine", o.machine,
-                   "for another machine: a name (gb300, gb200, h200, cpu) or a file; predicts time and traffic")
+  plan->add_option(
+          "--machine", o.machine,
+          "for another machine: a name (gb300, gb200, h200, cpu) or a file; predicts time and traffic")
       ->check(not_empty());
   plan->add_flag("--json", o.json, "print plan.json instead of text");
   add("schema", "print the JSON schema of recipes", fp4t::cmd_schema);

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# What does not fit .ci/run: every test in Release, the CUDA side compiled for Blackwell, the fast tests in Debug, under
-# the address and undefined sanitizers, and with a second compiler. Records each part's result in tests/RESULTS.md.
-#   scripts/ci_full.sh [release] [cuda] [debug] [sanitize] [clang]      (no argument: all of them)
-# debug, sanitize and clang build without CUDA: they look at the host's code, and compiling every kernel again takes
-# longer than all their tests. What tests/cuda_host runs on the host is in release.
+# What does not fit .ci/run: every test in Release, those on 2, 4 and 8 CPU ranks by themselves, the CUDA side compiled for
+# Blackwell, the fast tests in Debug, under the address and undefined sanitizers, and with a second compiler. Records each
+# part's result in tests/RESULTS.md.
+#   scripts/ci_full.sh [release] [ranks] [cuda] [debug] [sanitize] [clang]      (no argument: all of them)
+# ranks, debug, sanitize and clang build without CUDA: they look at the host's code, and compiling every kernel again
+# takes longer than all their tests. What tests/cuda_host runs on the host is in release.
 set -uo pipefail
 source "$(dirname "$0")/packages.sh"
 cd "$root_dir"
 
 results=tests/RESULTS.md
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(release cuda debug sanitize clang)
+[ ${#parts[@]} -gt 0 ] || parts=(release ranks cuda debug sanitize clang)
 
 # record PART LOG SECONDS: replaces the part's row in the table of results.
 record() {
@@ -50,6 +51,8 @@ failed=()
 for part in "${parts[@]}"; do
   case "$part" in
     release) run_part release scripts/test.sh --all ;;
+    ranks) run_part ranks scripts/test.sh --label ranks --target ranks_tests --build-dir build-ranks -DFP4T_MPI=on \
+      -DFP4T_CUDA=off ;;
     cuda)
       ensure_packages "${build_packages[@]}"
       [ -n "$(cuda_compiler)" ] || { echo "== cuda: left out, there is no CUDA compiler here"; continue; }
@@ -64,7 +67,7 @@ for part in "${parts[@]}"; do
       ensure_packages clang
       run_part clang scripts/test.sh --build-dir build-clang -DCMAKE_CXX_COMPILER=clang++ -DFP4T_CUDA=off
       ;;
-    *) echo "unknown part '$part' (release, cuda, debug, sanitize, clang)" >&2; exit 2 ;;
+    *) echo "unknown part '$part' (release, ranks, cuda, debug, sanitize, clang)" >&2; exit 2 ;;
   esac || failed+=("$part")
 done
 if [ ${#failed[@]} -gt 0 ]; then

@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: the fast ones, or with --all every test that this machine can run. Where there is a
+# Builds and runs the tests: the fast ones, with --all every test that this machine can run, or those of a label. Where there is a
 # CUDA compiler, the flavour with CUDA is what is built: for this machine's GPU, else for Hopper.
-#   scripts/test.sh [--all] [--build-dir DIR] [cmake options]
+#   scripts/test.sh [--all | --label LABEL] [--target TARGET] [--build-dir DIR] [cmake options]
+# --target: what to build, where that is less than everything.
 set -euo pipefail
 source "$(dirname "$0")/packages.sh"
 cd "$root_dir"
 
 label=(-L fast)
 build_dir=build-test
+target=all
 options=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --all) label=() ;;
+    --label) label=(-L "^${2:?--label needs a label of tests}\$"); shift ;;
+    --target) target="${2:?--target needs a target of the build}"; shift ;;
     --build-dir) build_dir="${2:?--build-dir needs a folder}"; shift ;;
     *) options+=("$1") ;;
   esac
@@ -30,7 +34,7 @@ without_cuda || read -ra flavour <<<"$(cuda_options 90a)"
 begin=$SECONDS
 cmake -S . -B "$build_dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4T_TESTS=ON -DFP4T_UNITY=ON "${flavour[@]}" \
   ${options[@]+"${options[@]}"}
-cmake --build "$build_dir"
+cmake --build "$build_dir" --target "$target"
 if [ ${#label[@]} -eq 0 ] && [ "${flavour[0]}" = -DFP4T_CUDA=on ]; then
   cmake --build "$build_dir" --target gpu_tests  # "skipped" where there is no GPU
 fi

@@ -101,8 +101,8 @@ std::unique_ptr<Communicator> make_single();
 // would run the same job. Called once a process; the communicator's end is MPI's.
 std::unique_ptr<Communicator> make_communicator();
 
-// Number of processes that a launcher says it started (OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS), 1
-// without one; `variable` gets its name.
+// Number of processes that a launcher says it started, or the least that there must be, and 1 without one;
+// `variable` gets the name of what says so in the environment.
 int launched_processes(std::string* variable);
 
 // Threads for this rank: what was asked for, or with 0 its share of the host's cores.

@@ -46,10 +46,15 @@ class Nccl : public DeviceCommunicator {
     // Multicast in the switch sums in its own order, and not every machine lets a job set it up.
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check_cuda(cudaStreamCreateWithPriority(&wire_, cudaStreamNonBlocking, greatest),
+               "cudaStreamCreateWithPriority");
     try {
       connect();
     } catch (...) {
       give_up();
+      cudaStreamDestroy(wire_);
       throw;
     }
     watcher_ = std::thread([this] { watch(); });
@@ -72,6 +77,7 @@ class Nccl : public DeviceCommunicator {
     }
     for (const Call& c : calls_) release(c);
     for (cudaEvent_t e : spare_) cudaEventDestroy(e);
+    cudaStreamDestroy(wire_);
   }
 
   void check() override {
@@ -84,11 +90,11 @@ class Nccl : public DeviceCommunicator {
     enqueue("exchange", [&] {
       for (const Part& p : receive) {
         if (p.rank == rank() || p.bytes == 0) continue;
-        expect(ncclRecv(p.data, static_cast<size_t>(p.bytes), ncclInt8, p.rank, comm_, stream_), "ncclRecv");
+        expect(ncclRecv(p.data, static_cast<size_t>(p.bytes), ncclInt8, p.rank, comm_, wire_), "ncclRecv");
       }
       for (const Part& p : send) {
         if (p.rank == rank() || p.bytes == 0) continue;
-        expect(ncclSend(p.data, static_cast<size_t>(p.bytes), ncclInt8, p.rank, comm_, stream_), "ncclSend");
+        expect(ncclSend(p.data, static_cast<size_t>(p.bytes), ncclInt8, p.rank, comm_, wire_), "ncclSend");
       }
     });
     copy_own_parts(rank(), send, receive,
@@ -100,7 +106,7 @@ class Nccl : public DeviceCommunicator {
     FP4T_CHECK(bytes >= 0, bytes, " bytes");
     if (bytes == 0) return;
     enqueue("all_gather", [&] {
-      expect(ncclAllGather(in, out, static_cast<size_t>(bytes), ncclInt8, comm_, stream_), "ncclAllGather");
+      expect(ncclAllGather(in, out, static_cast<size_t>(bytes), ncclInt8, comm_, wire_), "ncclAllGather");
     });
   }
 
@@ -108,7 +114,7 @@ class Nccl : public DeviceCommunicator {
     FP4T_CHECK(root >= 0 && root < size(), "root ", root, " of ", size());
     if (bytes == 0) return;
     enqueue("broadcast", [&] {
-      expect(ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, comm_, stream_),
+      expect(ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, comm_, wire_),
              "ncclBroadcast");
     });
   }
@@ -174,6 +180,7 @@ class Nccl : public DeviceCommunicator {
     Call call{name, event(), event()};
     try {
       check_cuda(cudaEventRecord(call.ready, stream_), "cudaEventRecord");
+      check_cuda(cudaStreamWaitEvent(wire_, call.ready), "cudaStreamWaitEvent");
       expect(ncclGroupStart(), "ncclGroupStart");
       try {
         body();
@@ -183,7 +190,8 @@ class Nccl : public DeviceCommunicator {
       }
       expect(ncclGroupEnd(), "ncclGroupEnd");
       settle(name);
-      check_cuda(cudaEventRecord(call.done, stream_), "cudaEventRecord");
+      check_cuda(cudaEventRecord(call.done, wire_), "cudaEventRecord");
+      check_cuda(cudaStreamWaitEvent(stream_, call.done), "cudaStreamWaitEvent");
     } catch (const Error& e) {
       release(call);
       failure_ = e.what();
@@ -278,6 +286,9 @@ class Nccl : public DeviceCommunicator {
   }
 
   cudaStream_t stream_;
+  // Where NCCL's kernels run, between two events of the queue's: blocks of theirs go before blocks of
+  // products that wait for room, so that what others wait for does not.
+  cudaStream_t wire_ = nullptr;
   int device_ = 0;
   int exceptions_;  // on their way when it was made
   ncclComm_t comm_ = nullptr;

@@ -107,7 +107,8 @@ void PrometheusFile::write() const {
   bool good = file && std::fwrite(all.data(), 1, all.size(), file.get()) == all.size();
   good = file && std::fclose(file.release()) == 0 && good;
   if (good && std::rename(temporary.c_str(), path_.c_str()) == 0) return;
-  throw SaveError(detail::concat("cannot write ", printable(path_), " (run.prometheus): ", std::strerror(errno)));
+  throw SaveError(
+      detail::concat("cannot write ", printable(path_), " (run.prometheus): ", std::strerror(errno)));
 }
 
 }  // namespace fp4t

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
@@ -73,7 +74,8 @@ class Reader {
     }
     if (!S_ISREG(info.st_mode)) throw BadDataError(printable(path) + " is no regular file");
     std::ifstream in(path, std::ios::binary);
-    if (!in) throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
+    if (!in)
+      throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
     std::string line;
     for (int64_t number = 1; std::getline(in, line); ++number) {
       if (in.eof() && !Json::accept(line)) {
@@ -82,6 +84,10 @@ class Reader {
         break;
       }
       add_line(parse_metrics_line(line, path, number), number);
+    }
+    for (StageData& s : run_.stages) {
+      if (counts_tokens_.count(s.name)) continue;
+      for (MetricRows* rows : {&s.steps, &s.evals}) rows->tokens.assign(rows->step.size(), std::nan(""));
     }
   }
 
@@ -127,6 +133,7 @@ class Reader {
     if (!line.contains("tokens") && line.contains("completion_tokens")) {
       tokens += finite_or_nan(line["completion_tokens"]);
     }
+    if (line.contains("tokens") || line.contains("completion_tokens")) counts_tokens_.insert(s.name);
     const auto at = static_cast<size_t>(number);
     const double now = at < times_.size() ? times_[at] : std::nan("");
     const double begin = begins_.emplace(s.name, now).first->second;
@@ -202,6 +209,7 @@ class Reader {
   RunData& run_;
   std::vector<double> times_;
   std::map<std::string, double> tokens_, begins_;  // by stage
+  std::set<std::string> counts_tokens_;            // stages
 };
 
 }  // namespace

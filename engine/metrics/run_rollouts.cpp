@@ -1,5 +1,5 @@
-// Completions for the report: of the first and the newest rollout file of every stage those with the largest and
-// those with the smallest rewards.
+// Completions for the report: of the first and the newest rollout file of every stage those with the largest
+// and those with the smallest rewards.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,7 +28,8 @@ std::vector<RolloutFile> rollout_files(const std::string& run_dir) {
     RolloutFile file;
     int read = 0;
     const std::string name = it->path().filename().string();
-    if (std::sscanf(name.c_str(), "stage-%ld-step-%ld.jsonl%n", &file.stage, &file.step, &read) != 2) continue;
+    if (std::sscanf(name.c_str(), "stage-%ld-step-%ld.jsonl%n", &file.stage, &file.step, &read) != 2)
+      continue;
     if (read != static_cast<int>(name.size())) continue;
     file.path = it->path();
     if (std::filesystem::is_regular_file(file.path, error)) files.push_back(file);
@@ -61,8 +62,8 @@ int64_t read_file(const RolloutFile& file, std::string& stage, std::vector<Rollo
     const auto reward = line.find("reward");
     const bool is_number = reward != line.end() && reward->is_number();
     samples.push_back({static_cast<double>(file.step), is_number ? reward->get<double>() : std::nan(""),
-                       sample_text(line, "prompt"), sample_text(line, "answer"), sample_text(line, "completion"),
-                       sample_text(line, "verdict")});
+                       sample_text(line, "prompt"), sample_text(line, "answer"),
+                       sample_text(line, "completion"), sample_text(line, "verdict")});
   }
   return damaged;
 }
@@ -93,7 +94,8 @@ void read_rollouts(RunData& run) {
       if (stage.name == name) stage.rollouts.insert(stage.rollouts.end(), samples.begin(), samples.end());
     }
   }
-  if (damaged > 0) run.notes.push_back(std::to_string(damaged) + " lines of rollouts are damaged and left out.");
+  if (damaged > 0)
+    run.notes.push_back(std::to_string(damaged) + " lines of rollouts are damaged and left out.");
 }
 
 }  // namespace fp4t

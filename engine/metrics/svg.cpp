@@ -87,7 +87,7 @@ std::string label(double x, double y, const char* anchor, const std::string& tex
 
 std::string grid(const Range& x, const Range& y, const std::string& x_label) {
   std::string lines, texts;
-  for (const double v : y.ticks(4)) {
+  for (const double v : y.ticks(5)) {
     lines += "M" + xy(kLeft) + " " + xy(y_at(y, v)) + "H" + xy(kWidth - kRight);
     texts += label(kLeft - 5, y_at(y, v) + 4, "end", text_of("%.4g", v));
   }

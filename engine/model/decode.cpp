@@ -45,6 +45,7 @@ TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
   check_rows(pass, rows);
   forget();
   enter(Phase::kDecode);
+  exchange.await_all_weights();  // outside a recording
   if (const int64_t bucket = recorded_rows(pass, rows)) return decode_recorded(pass, rows, nullptr, bucket);
   upload(rows.tokens, token_blocks.tokens);
   upload(rows.positions, token_blocks.positions);
@@ -232,6 +233,7 @@ Transformer::Drawn Transformer::Impl::draw_recorded(const Pass& pass, const Deco
   check_rows(pass, rows);
   forget();
   enter(Phase::kDecode);
+  exchange.await_all_weights();
   const TensorView drawn_from = decode_recorded(pass, rows, &draws, bucket);
   const int64_t n = drawn_from.dim(0);
   const TensorView ids = {token_blocks.decode_inputs.data, DType::kI64, {n}};

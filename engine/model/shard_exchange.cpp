@@ -52,6 +52,7 @@ ShardExchange::ShardExchange(Queue& queue, Communicator& comm, const Plan& plan,
     tensors_ = make_on_device(comm, aside_.queue(), transport_of(plan));
     if (replicas_) replica_tensors_ = make_on_device(*replicas_, aside_.queue(), transport_of(plan));
   }
+  arrived_.resize(static_cast<size_t>(plan.model.layers) + 1);
   there_ = take_exchange(plan, ArenaTake{arena});
 }
 
@@ -202,14 +203,36 @@ void ShardExchange::add_to_owned(const ShardRow& row, const Span& range, const T
 void ShardExchange::gather_weights() {
   end_coming();
   std::fill(std::begin(placed_), std::end(placed_), -1);
-  aside_.begin();
-  for (const Shared& shared : all_shared()) {
-    begin_gather(shared, {0, shared.row.length()}, Which::kStaying)->wait();
+  if (!tensors_) {
+    for (const Shared& shared : all_shared()) {
+      begin_gather(shared, {0, shared.row.length()}, Which::kStaying)->wait();
+    }
+    return;
   }
-  aside_.end();
+  aside_.begin();
+  for (int64_t layer = -1; layer < plan_.model.layers; ++layer) {
+    for (const Shared& shared : all_shared()) {
+      for (const Span& range : ranges_of(shared.row, layer)) {
+        begin_gather(shared, range, Which::kStaying)->wait();
+      }
+    }
+    arrived_[static_cast<size_t>(layer + 1)] = aside_.mark();
+  }
+}
+
+void ShardExchange::await_weights(int64_t layer) {
+  if (!tensors_) return;
+  Mark& mark = arrived_[static_cast<size_t>(layer + 1)];
+  queue_.wait_for(mark);
+  mark = Mark();
+}
+
+void ShardExchange::await_all_weights() {
+  for (int64_t layer = -1; layer < plan_.model.layers; ++layer) await_weights(layer);
 }
 
 void ShardExchange::use_weights(int64_t layer, int64_t next) {
+  await_weights(layer);
   if (!gathers_weights(plan_)) return;
   end_coming();
   if (placed_[layer % kCopyPlaces] != layer) {

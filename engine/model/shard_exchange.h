@@ -42,8 +42,11 @@ class ShardExchange {
   void sum_gradients();
 
   // Every weight that products read (the copy, or the master where there is none) gets the owners' elements;
-  // of weights that come block by block, what came is void.
+  // of weights that come block by block, what came is void. On a GPU they are on their way then.
   void gather_weights();
+  // Before anything reads them: what stays of a block's weights is there; layer -1: those outside the blocks.
+  void await_weights(int64_t layer);
+  void await_all_weights();
   // Before a block's forward and backward: its weights are there, and those of `next` (-1: none) on their
   // way.
   void use_weights(int64_t layer, int64_t next);
@@ -87,6 +90,7 @@ class ShardExchange {
   int64_t coming_layer_ = -1;
   std::vector<std::unique_ptr<PendingCall>> coming_;
   Mark coming_mark_;
+  std::vector<Mark> arrived_;            // by layer + 1: behind the last gather of weights that stay
   Mark scattered_[kMostGradientPlaces];  // behind the last exchange from each place
   std::vector<bool> owned_begun_;        // by layer: the owners' gradients hold something
   std::vector<bool> summed_;             // by layer: its gradients are sums over ranks already

@@ -204,6 +204,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   give_routing(batch, k.acts);
 
   const Call call = make_call(pass, tokens, true);
+  exchange.await_weights(-1);
   if (tokens > 0) embed(token_blocks.tokens.rows(0, tokens), k.acts.stream[0]);
   for (size_t l = 0; l < blocks.size(); ++l) {
     exchange.use_weights(static_cast<int64_t>(l), layer_after(l));
@@ -324,7 +325,10 @@ Transformer::Transformer(Queue& queue, Communicator& comm, const Plan& plan, Poi
     : impl_(std::make_unique<Impl>(queue, comm, plan, poison)) {}
 Transformer::~Transformer() = default;
 
-ParamSet& Transformer::params() { return impl_->params; }
+ParamSet& Transformer::params() {
+  impl_->exchange.await_all_weights();
+  return impl_->params;
+}
 const Plan& Transformer::plan() const { return impl_->plan; }
 Queue& Transformer::queue() { return impl_->queue; }
 Arena& Transformer::run_arena() { return impl_->run_arena; }

@@ -63,7 +63,7 @@ struct TokenBatch {
   std::vector<int32_t> doc_begin;  // index of the document's first token
   // [MoE layers][T][k]: experts that the routers take in place of their own choice, -1 where they choose
   // themselves (Route in kernels/ops/moe.h); empty: everywhere. Only where the plan records routing.
-  std::vector<int32_t> router;
+  std::vector<int32_t> router = {};
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
 };
 
@@ -173,7 +173,7 @@ class Transformer {
     std::vector<int32_t> tokens;
     std::vector<float> log_probs;
     // Where the pass records routing: [MoE layers][rows][k] experts of all rows of the call.
-    std::vector<int32_t> router;
+    std::vector<int32_t> router = {};
   };
   // decode(), and the draws from its logits; the host waits for the device once.
   Drawn decode_and_draw(const Pass& pass, const DecodeRows& rows, const Draws& draws);

@@ -14,8 +14,8 @@ struct PlanElsewhere {
   std::string memory_obstacle;  // "" when the plan fits, else what it needs, has, and which keys need less
 };
 
-// Throws RecipeError with every problem at once: besides make_plan's, an expert group that does not lie within
-// one fast domain, and ranks that leave a domain half empty.
+// Throws RecipeError with every problem at once: besides make_plan's, an expert group that does not lie
+// within one fast domain, and ranks that leave a domain half empty.
 PlanElsewhere plan_elsewhere(const Recipe& recipe, const MachineSpec& spec, const FieldPlaces& places,
                              int64_t ranks);
 

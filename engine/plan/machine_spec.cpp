@@ -65,13 +65,14 @@ void visit_link(FieldVisitor& v, const Field& field, LinkSpec& s) {
   const double low = 1e-6;
   visit_figure(v, figure_field("gb_s", "GB/s that a rank sends where all exchange with all"), s.gb_s, low,
                kMostFigure);
-  visit_figure(v, figure_field("latency_us", "microseconds that a call takes besides its bytes"), s.latency_us,
-               0, kMostFigure);
+  visit_figure(v, figure_field("latency_us", "microseconds that a call takes besides its bytes"),
+               s.latency_us, 0, kMostFigure);
   v.leave();
 }
 
 void visit_rates(FieldVisitor& v, MachineSpec& s) {
-  if (!v.enter(output("shares", "what ops reach of the peak of their format, or of the memory rate").required()))
+  if (!v.enter(
+          output("shares", "what ops reach of the peak of their format, or of the memory rate").required()))
     return;
   for (size_t i = 0; i < kNumRates; ++i) {
     Field field = figure_field(kRateKeys[i].key, kRateKeys[i].help);
@@ -116,12 +117,15 @@ void visit_machine(FieldVisitor& v, MachineSpec& s) {
               .only_if(!s.is_gpu(), "backend is cpu")
               .required(),
           s.threads);
-  v.value(output("ranks_per_node", "ranks of one host").at_least(1).at_most(1024).required(), s.ranks_per_node);
-  v.value(output("fast_domain", "consecutive ranks joined by the fast link").at_least(1).at_most(1e5).required(),
-          s.fast_domain);
+  v.value(output("ranks_per_node", "ranks of one host").at_least(1).at_most(1024).required(),
+          s.ranks_per_node);
+  v.value(
+      output("fast_domain", "consecutive ranks joined by the fast link").at_least(1).at_most(1e5).required(),
+      s.fast_domain);
   if (v.enter(output("memory", "of a rank").required())) {
     visit_figure(v, figure_field("gib", "GiB that a run may use"), s.memory_gib, 1e-3, kMostFigure);
-    visit_figure(v, figure_field("gb_s", "GB/s of a copy, read and written"), s.memory_gb_s, 1e-3, kMostFigure);
+    visit_figure(v, figure_field("gb_s", "GB/s of a copy, read and written"), s.memory_gb_s, 1e-3,
+                 kMostFigure);
     v.leave();
   }
   if (v.enter(output("peaks", "of products, dense").required())) {
@@ -134,8 +138,8 @@ void visit_machine(FieldVisitor& v, MachineSpec& s) {
                  kMostFigure);
     v.leave();
   }
-  visit_figure(v, figure_field("sustained", "what products and attention keep of their speed alone"), s.sustained,
-               1e-3, 1);
+  visit_figure(v, figure_field("sustained", "what products and attention keep of their speed alone"),
+               s.sustained, 1e-3, 1);
   visit_figure(v, figure_field("op_us", "microseconds that an op takes besides its work"), s.op_us, 0, 1e6);
   visit_rates(v, s);
   if (v.enter(output("links", "between ranks").required())) {
@@ -160,13 +164,14 @@ MachineSpec parse_machine(const std::string& text, const std::string& file_name)
   problems.throw_if_any();
   MachineSpec spec;
   FieldPlaces places;
-  bind_document(*root, [&spec](FieldVisitor& v) { visit_machine(v, spec); }, places, problems);
+  bind_document(
+      *root, [&spec](FieldVisitor& v) { visit_machine(v, spec); }, places, problems);
   if (!problems.has_inside("fast_domain") && !problems.has_inside("ranks_per_node") &&
       spec.fast_domain % spec.ranks_per_node != 0 && spec.ranks_per_node % spec.fast_domain != 0) {
-    problems.add_at(places, "fast_domain",
-                    detail::concat("found ", spec.fast_domain,
-                                   "; allowed: a multiple or a divisor of ranks_per_node (", spec.ranks_per_node,
-                                   ")"));
+    problems.add_at(
+        places, "fast_domain",
+        detail::concat("found ", spec.fast_domain, "; allowed: a multiple or a divisor of ranks_per_node (",
+                       spec.ranks_per_node, ")"));
   }
   problems.throw_if_any();
   return spec;
@@ -175,14 +180,16 @@ MachineSpec parse_machine(const std::string& text, const std::string& file_name)
 MachineSpec load_machine(const std::string& name_or_path) {
   if (name_or_path.find_first_of("/.") == std::string::npos) {
     for (const MachineText& t : kMachineTexts) {
-      if (name_or_path == t.name) return parse_machine(t.text, detail::concat("configs/machines/", t.name, ".yaml"));
+      if (name_or_path == t.name)
+        return parse_machine(t.text, detail::concat("configs/machines/", t.name, ".yaml"));
     }
     throw RecipeError(detail::concat("--machine ", name_or_path, ": no machine of that name; ",
                                      suggestion(name_or_path, machine_names()), "; or the path of a file"));
   }
   std::ifstream file(name_or_path);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file || text.empty()) throw MissingInputError("--machine " + name_or_path + ": no machine to read there");
+  if (!file || text.empty())
+    throw MissingInputError("--machine " + name_or_path + ": no machine to read there");
   return parse_machine(text, name_or_path);
 }
 

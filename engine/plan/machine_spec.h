@@ -24,8 +24,8 @@ struct Figure {
 // What an op reaches: of products, attention and the router a share of the peak of their format; of the rest
 // a share of the memory rate.
 enum class Rate : uint8_t {
-  kDense,          // products of a matrix
-  kGroupedFprop,   // products of experts
+  kDense,         // products of a matrix
+  kGroupedFprop,  // products of experts
   kGroupedDgrad,
   kGroupedWgrad,
   kCodedProducts,  // any product on block-scaled tensor cores
@@ -63,14 +63,14 @@ struct LinkSpec {
 
 struct MachineSpec {
   std::string name;
-  std::string backend = "cuda";           // cuda, cpu
-  int64_t arch = 0;                       // compute capability x 10
-  int64_t ranks_per_node = 1;             // of one host
-  int64_t fast_domain = 1;                // consecutive ranks joined by the fast link
-  int64_t threads = 1;                    // of a CPU
-  Figure memory_gib, memory_gb_s;         // of a rank; read + written by a copy
-  Figure bf16_tflops, fp32_tflops;        // dense
-  Figure mxfp8_tflops, nvfp4_tflops;      // 0: no such tensor core, codes are decoded to BF16
+  std::string backend = "cuda";       // cuda, cpu
+  int64_t arch = 0;                   // compute capability x 10
+  int64_t ranks_per_node = 1;         // of one host
+  int64_t fast_domain = 1;            // consecutive ranks joined by the fast link
+  int64_t threads = 1;                // of a CPU
+  Figure memory_gib, memory_gb_s;     // of a rank; read + written by a copy
+  Figure bf16_tflops, fp32_tflops;    // dense
+  Figure mxfp8_tflops, nvfp4_tflops;  // 0: no such tensor core, codes are decoded to BF16
   // What products and attention keep of their speed alone when they follow one another at the device's limit
   // of power; products of decoded codes, which need less, keep all (KERNELS.md section 0).
   Figure sustained;
@@ -90,8 +90,8 @@ void visit_machine(FieldVisitor& v, MachineSpec& s);
 
 // Names that the program knows: the files of configs/machines without their ending.
 std::vector<std::string> machine_names();
-// By name, or from a file, which a slash or a dot in `name_or_path` says. Throws RecipeError with all problems
-// at once, MissingInputError when the file is not there.
+// By name, or from a file, which a slash or a dot in `name_or_path` says. Throws RecipeError with all
+// problems at once, MissingInputError when the file is not there.
 MachineSpec load_machine(const std::string& name_or_path);
 MachineSpec parse_machine(const std::string& text, const std::string& file_name);
 

@@ -1,4 +1,5 @@
-// The files of configs/machines as the build found them; the definition is made by CMake from machine_texts.cpp.in.
+// The files of configs/machines as the build found them; the definition is made by CMake from
+// machine_texts.cpp.in.
 #pragma once
 
 #include <vector>

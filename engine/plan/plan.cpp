@@ -57,8 +57,9 @@ std::string transport_elsewhere(const Recipe& recipe, const MachineSpec& spec, i
   const std::string& wish = recipe.parallel.transport;
   if (spec.is_gpu() ? wish == "host" : wish == "nccl") {
     problems.at("parallel.transport",
-                detail::concat(wish, ", and predictions know NCCL between GPUs and host memory between CPUs alone; "
-                                     "allowed: auto"));
+                detail::concat(wish,
+                               ", and predictions know NCCL between GPUs and host memory between CPUs alone; "
+                               "allowed: auto"));
   }
   return ranks == 1 ? "" : spec.is_gpu() ? "nccl" : "host";
 }
@@ -78,19 +79,20 @@ void check_spec(const Recipe& recipe, const MachineSpec& spec, const Axes& axes,
   const std::string& device = recipe.run.device;
   const int64_t ranks = axes.ranks(), domain = spec.fast_domain;
   if (device != "auto" && (device == "cuda") != spec.is_gpu()) {
-    problems.at("run.device", detail::concat(device, ", and --machine ", spec.name, " computes on ", spec.backend,
-                                             "; allowed: auto, ", spec.backend));
+    problems.at("run.device", detail::concat(device, ", and --machine ", spec.name, " computes on ",
+                                             spec.backend, "; allowed: auto, ", spec.backend));
   }
   if (ranks > domain && ranks % domain != 0) {
-    problems.general(detail::concat("--ranks: ", ranks, " leave a fast domain of ", spec.name,
-                                    " half empty; allowed: up to ", domain, ", or a multiple"));
+    problems.at("--ranks", detail::concat(ranks, " leave a fast domain of ", spec.name,
+                                          " half empty; allowed: up to ", domain, ", or a multiple"));
   }
   const int64_t expert = axes.expert;
   if (expert > domain || (ranks > domain && domain % expert != 0)) {
-    problems.at("parallel.expert",
-                detail::concat(expert, " ranks share experts, and a fast domain of ", spec.name, " has ", domain,
-                               expert > domain ? "; allowed: at most that"
-                                               : ": some groups would lie in two; allowed: a divisor of it"));
+    problems.at(
+        "parallel.expert",
+        detail::concat(expert, " ranks share experts, and a fast domain of ", spec.name, " has ", domain,
+                       expert > domain ? "; allowed: at most that"
+                                       : ": some groups would lie in two; allowed: a divisor of it"));
   }
 }
 
@@ -270,8 +272,8 @@ void finish_parameters(Plan& plan) {
 
 // Everything but the memory's fit; `check` sees the axes and says what carries tensors between ranks.
 template <class Check>
-Plan resolve(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps, int64_t ranks,
-             ProblemList& problems, const Check& check) {
+Plan resolve(const Recipe& recipe, const Machine& machine, const std::vector<int64_t>& span_steps,
+             int64_t ranks, ProblemList& problems, const Check& check) {
   Plan plan;
   plan.run = recipe.run;
   plan.model = recipe.model;

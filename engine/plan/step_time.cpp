@@ -14,9 +14,9 @@ namespace {
 enum class Launches : uint8_t { kHidden, kWaited };
 
 // Sums a list into a phase.
-void add(const WorkList& list, double times, const MachineSpec& machine, Launches launches, PhaseTime& phase) {
-  const double op_s =
-      launches == Launches::kWaited || !machine.is_gpu() ? machine.op_us.value * 1e-6 : 0;
+void add(const WorkList& list, double times, const MachineSpec& machine, Launches launches,
+         PhaseTime& phase) {
+  const double op_s = launches == Launches::kWaited || !machine.is_gpu() ? machine.op_us.value * 1e-6 : 0;
   for (const OpWork& op : list) {
     phase.seconds[static_cast<size_t>(kind_of(op.rate))] += times * (seconds_of(op, machine) + op.ops * op_s);
   }
@@ -116,7 +116,8 @@ class StageModel {
   void train(const PretrainSpec& spec) {
     out_.tokens = spec.batch.tokens;
     const int64_t sequences = largest_part(spec.batch.tokens / spec.batch.length, plan_.axes.ranks());
-    accumulate(sequences * spec.batch.length, spec.batch.micro_sequences * spec.batch.length, spec.batch.length);
+    accumulate(sequences * spec.batch.length, spec.batch.micro_sequences * spec.batch.length,
+               spec.batch.length);
     updates(spec.optimizer, 1, stage_.accumulation);
     sum_forward_backward();
   }
@@ -202,8 +203,8 @@ class StageModel {
 }  // namespace
 
 const char* name_of(Phase phase) {
-  constexpr const char* kNames[kNumPhases] = {"forward",  "recompute", "backward", "head and loss",
-                                              "update",   "prefill",   "decode",   "score"};
+  constexpr const char* kNames[kNumPhases] = {"forward", "recompute", "backward", "head and loss",
+                                              "update",  "prefill",   "decode",   "score"};
   return kNames[static_cast<size_t>(phase)];
 }
 
@@ -220,14 +221,15 @@ Prediction predict(const PlanElsewhere& made, const MachineSpec& machine) {
   return p;
 }
 
-double decode_call_ms(const Plan& plan, const MachineSpec& machine, const ForwardTable& table, int64_t sequences,
-                      int64_t context) {
+double decode_call_ms(const Plan& plan, const MachineSpec& machine, const ForwardTable& table,
+                      int64_t sequences, int64_t context) {
   WorkList list;
   add_decode({plan, machine, {&table, nullptr}, sequences, context}, list);
   PhaseTime time;
   add(list, 1, machine, Launches::kWaited, time);
   double seconds = time.total();
-  for (const WireLine& line : expert_forward_wire(plan, table, real(sequences))) seconds += seconds_of(line, machine);
+  for (const WireLine& line : expert_forward_wire(plan, table, real(sequences)))
+    seconds += seconds_of(line, machine);
   return seconds * 1e3;
 }
 

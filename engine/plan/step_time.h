@@ -1,14 +1,14 @@
 // How long a step takes on a machine that is described by its rates: a roofline model. Pure functions.
 //
-// An op takes the longer of its FLOPs over the peak of their format times the share of it that such ops reach,
-// and its bytes over the memory rate times that share (engine/plan/work.h counts, engine/plan/machine_spec.h has
-// the shares); ops run one after another. Launches cost nothing while a GPU's queue is ahead of the host, the
-// machine's op_us each where a call waits for the one before: in decoding, and everywhere on a CPU.
-// Communication (engine/plan/wire.h) is added but for what runs beside the computation on a GPU: gradients of
-// blocks beside the backward of those before them (under ZeRO 1 in the last backward of a pretraining step,
-// from ZeRO 2 on in each), weights of ZeRO 3 beside the block before; each as far as there is time. Experts'
-// exchanges, the norm and the weights after an update are exposed, and on a CPU everything is. All ranks are
-// alike: routing is even and no rank waits for another.
+// An op takes the longer of its FLOPs over the peak of their format times the share of it that such ops
+// reach, and its bytes over the memory rate times that share (engine/plan/work.h counts,
+// engine/plan/machine_spec.h has the shares); ops run one after another. Launches cost nothing while a GPU's
+// queue is ahead of the host, the machine's op_us each where a call waits for the one before: in decoding,
+// and everywhere on a CPU. Communication (engine/plan/wire.h) is added but for what runs beside the
+// computation on a GPU: gradients of blocks beside the backward of those before them (under ZeRO 1 in the
+// last backward of a pretraining step, from ZeRO 2 on in each), weights of ZeRO 3 beside the block before;
+// each as far as there is time. Experts' exchanges, the norm and the weights after an update are exposed, and
+// on a CPU everything is. All ranks are alike: routing is even and no rank waits for another.
 #pragma once
 
 #include <array>
@@ -66,9 +66,10 @@ struct Prediction {
 // `machine` and the plan must outlive it.
 Prediction predict(const PlanElsewhere& made, const MachineSpec& machine);
 
-// Milliseconds of one decode call of so many sequences with `context` positions each, under a sampler's table.
-double decode_call_ms(const Plan& plan, const MachineSpec& machine, const ForwardTable& table, int64_t sequences,
-                      int64_t context);
+// Milliseconds of one decode call of so many sequences with `context` positions each, under a sampler's
+// table.
+double decode_call_ms(const Plan& plan, const MachineSpec& machine, const ForwardTable& table,
+                      int64_t sequences, int64_t context);
 
 // Model FLOPs a second of one rank, as a share of the machine's BF16 peak (BENCH.md, "Rules").
 double model_flops_utilisation(const Plan& plan, const MachineSpec& machine, double tokens_per_s);

@@ -43,9 +43,8 @@ std::vector<Span> ranges_of(const Plan& plan, const ShardRow& row, int64_t layer
   const auto first = std::find_if(list.begin(), list.end(), [&](const ParamInfo& p) {
     return layer < 0 ? p.layer >= 0 : p.layer == layer;
   });
-  const auto end = std::find_if(first, list.end(), [&](const ParamInfo& p) {
-    return layer < 0 ? p.layer < 0 : p.layer != layer;
-  });
+  const auto end = std::find_if(
+      first, list.end(), [&](const ParamInfo& p) { return layer < 0 ? p.layer < 0 : p.layer != layer; });
   const auto begin_index = static_cast<size_t>(first - list.begin()),
              end_index = static_cast<size_t>(end - list.begin());
   if (layer >= 0) return {row.range(begin_index, end_index)};
@@ -92,8 +91,8 @@ void add_gather(const Plan& plan, const SharedRow& shared, const Span& range, bo
 
 WireLine expert_line(const char* name) { return {name, Collective::kAllToAll}; }
 
-// Bytes a row and layer, over all layers with experts; every rank sends those of its tokens that have an expert
-// on another rank of its group, once a rank.
+// Bytes a row and layer, over all layers with experts; every rank sends those of its tokens that have an
+// expert on another rank of its group, once a rank.
 void add_rows(const Plan& plan, double tokens, double row_bytes, double calls, WireLine& line) {
   const ModelDims d = dims_of(plan);
   const double layers = real(num_moe_layers(plan.model));
@@ -163,7 +162,8 @@ std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& 
   add_rows(plan, tokens, real(d.hidden) * 4, 1, back);
   WireLine counts{"counts of rows", Collective::kAllGather};
   // For every rank of the group how many tokens and rows, and a sample id: 24 bytes.
-  counts.inside_bytes = real(num_moe_layers(plan.model)) * 24 * real(d.expert_ranks) * real(d.expert_ranks - 1);
+  counts.inside_bytes =
+      real(num_moe_layers(plan.model)) * 24 * real(d.expert_ranks) * real(d.expert_ranks - 1);
   counts.calls = real(num_moe_layers(plan.model));
   return {counts, there, back};
 }
@@ -184,7 +184,8 @@ std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable&
 double seconds_of(const WireLine& line, const MachineSpec& machine) {
   const double slow = machine.slow.gb_s.value * 1e9, fast = machine.fast.gb_s.value * 1e9;
   const bool hosts = line.collective == Collective::kAllReduce || line.collective == Collective::kAllGather;
-  const double carried = hosts ? line.bytes() / slow : std::max(line.inside_bytes / fast, line.outside_bytes / slow);
+  const double carried =
+      hosts ? line.bytes() / slow : std::max(line.inside_bytes / fast, line.outside_bytes / slow);
   const LinkSpec& farthest = hosts || line.outside_bytes > 0 ? machine.slow : machine.fast;
   return carried + line.calls * farthest.latency_us.value * 1e-6;
 }

@@ -44,8 +44,8 @@ struct Domains {
 // with the most: from ZeRO 2 on, blocks exchange in each of them.
 std::vector<WireLine> update_wire(const Plan& plan, const Domains& domains, int64_t micro_batches);
 
-// A call of the model with so many tokens on every rank: to the experts and back; nothing where experts are not
-// spread. The backward also takes another forward where that came in several rounds.
+// A call of the model with so many tokens on every rank: to the experts and back; nothing where experts are
+// not spread. The backward also takes another forward where that came in several rounds.
 std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& table, double tokens);
 std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable& table, double tokens);
 

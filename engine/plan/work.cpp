@@ -49,7 +49,8 @@ class SiteWork {
     const double acts = rows_ * real(site_.in);
     if (act.spec.quantised()) {
       const bool both = codes_act_once(call_.tables, site_);
-      const double written = bytes_of(act.spec) + (both ? bytes_of(form(GemmRole::kWgrad, OperandRole::kAct).spec) : 0);
+      const double written =
+          bytes_of(act.spec) + (both ? bytes_of(form(GemmRole::kWgrad, OperandRole::kAct).spec) : 0);
       quantise(act.spec, both ? both_rate() : Rate::kQuantiseRow, acts, written);
     }
     weight_codes(weight);
@@ -95,8 +96,9 @@ class SiteWork {
 
  private:
   OperandForm form(GemmRole gemm, OperandRole operand) const {
-    return operand_form(gemm, operand, call_.tables.forward->cell(site_.layer, site_.module),
-                        gemm == GemmRole::kFprop ? nullptr : &call_.tables.backward->cell(site_.layer, site_.module));
+    return operand_form(
+        gemm, operand, call_.tables.forward->cell(site_.layer, site_.module),
+        gemm == GemmRole::kFprop ? nullptr : &call_.tables.backward->cell(site_.layer, site_.module));
   }
   double weights() const { return real(site_.matrices()) * real(site_.out) * real(site_.in); }
   double act_bytes() const { return call_.plan.act == DType::kF32 ? 4 : 2; }
@@ -223,14 +225,16 @@ class BlockWork {
   // Logits in FP32 and the choice among them; backward has two products.
   void router(double products) {
     const double logits = tokens_ * real(d_.experts);
-    list_.push_back({Rate::kRouter, Format::kFp32, products * 2 * logits * real(d_.hidden), stream_ * a_ * products});
+    list_.push_back(
+        {Rate::kRouter, Format::kFp32, products * 2 * logits * real(d_.hidden), stream_ * a_ * products});
     move(Rate::kElementwise, logits * 4 * 3);
   }
 
   void dispatch() {
     const QuantSpec spec = dispatch_spec(call_.tables.forward->dispatch);
     if (spec.quantised()) {
-      list_.push_back({quantise_rate(spec, Rate::kQuantiseRow), spec.format, 0, stream_ * (2 + bytes_of(spec))});
+      list_.push_back(
+          {quantise_rate(spec, Rate::kQuantiseRow), spec.format, 0, stream_ * (2 + bytes_of(spec))});
       const double decoded = d_.spreads_experts() ? guests_ : stream_;
       list_.push_back({Rate::kDecodeCodes, spec.format, 0, decoded * (bytes_of(spec) + 2)});
     }
@@ -239,9 +243,7 @@ class BlockWork {
   }
 
   // Sums at the experts, in FP32 on their way back, and at the root.
-  void combine(double addends) {
-    move(Rate::kCombine, routed_ * a_ + addends + guests_ * 4 * 2);
-  }
+  void combine(double addends) { move(Rate::kCombine, routed_ * a_ + addends + guests_ * 4 * 2); }
 
   void moe_backward(bool begun) {
     if (d_.spreads_experts()) move(Rate::kPermute, guests_ * a_ * 2);

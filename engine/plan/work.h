@@ -1,7 +1,9 @@
 // What one rank computes, op by op: FLOPs and bytes, from the plan alone. Rules of counting:
-//  - routing is even: every expert gets the same number of rows, every rank of an expert group the same tokens;
+//  - routing is even: every expert gets the same number of rows, every rank of an expert group the same
+//  tokens;
 //  - sequences are full, so causal attention takes half the square of the batch's length;
-//  - a product reads both operands and writes its result once; values that a kernel keeps on chip cost nothing;
+//  - a product reads both operands and writes its result once; values that a kernel keeps on chip cost
+//  nothing;
 //  - bytes of ops that only move data are those that the op must read and write once.
 // Products whose format the machine has no tensor cores for are BF16 products after decoding (KERNELS.md,
 // section 1: operands are exact); that costs reading the codes and writing BF16.
@@ -22,7 +24,7 @@ struct OpWork {
   Rate rate = Rate::kElementwise;
   Format format = Format::kBf16;  // whose peak `flops` are held against
   double flops = 0, bytes = 0;
-  double ops = 1;  // launches
+  double ops = 1;         // launches
   bool of_codes = false;  // a product of decoded values: few bits change, so the device keeps its clock
 };
 using WorkList = std::vector<OpWork>;
@@ -58,8 +60,8 @@ void add_decode(const WorkCall& call, WorkList& list);
 // Share of tokens that have any of their experts on a given rank of the group, under even routing.
 double share_of_guests(const ModelDims& dims);
 
-// Seconds of an op on the machine: the longer of computing and moving. What launching costs comes on top where
-// nothing hides it.
+// Seconds of an op on the machine: the longer of computing and moving. What launching costs comes on top
+// where nothing hides it.
 double seconds_of(const OpWork& op, const MachineSpec& machine);
 
 }  // namespace fp4t

@@ -30,7 +30,8 @@ void add_sums_over_ranks(const Plan& plan, WorkList& list) {
 }
 
 double touched_experts(const ModelDims& d, double tokens) {
-  return real(d.local_experts) * (1 - std::pow(1 - real(d.top_k) / real(d.experts), tokens * real(d.expert_ranks)));
+  return real(d.local_experts) *
+         (1 - std::pow(1 - real(d.top_k) / real(d.experts), tokens * real(d.expert_ranks)));
 }
 
 }  // namespace
@@ -44,15 +45,18 @@ void add_update(const Plan& plan, const OptimizerSpec& spec, WorkList& list) {
     // Pieces are nearly equal, so each parameter counts by the rank's share of all.
     const double owned = real(p.shape.elements()) * (share > 0 ? share / all : 1);
     const double master = real(dtype_bytes(master_dtype(p, plan.dtypes)));
-    const double moment = real(dtype_bytes(master_dtype(p, {plan.dtypes.moments, plan.dtypes.moments, DType::kF32})));
+    const double moment =
+        real(dtype_bytes(master_dtype(p, {plan.dtypes.moments, plan.dtypes.moments, DType::kF32})));
     const double gradient = real(dtype_bytes(p.gradient));
     const bool by_muon = spec.kind == "muon" && is_matrix(p);
     norm += owned * gradient;
     update += owned * (2 * master + (by_muon ? 2 : 4) * moment + gradient + (has_copy(p, plan) ? 2 : 0));
     if (by_muon) muon += muon_flops(p, owned, spec.muon_iterations);
   }
-  list.push_back({Rate::kElementwise, Format::kBf16, 0, norm, real(static_cast<int64_t>(plan.parameters.size()))});
-  list.push_back({Rate::kAdamw, Format::kBf16, 0, update, real(static_cast<int64_t>(plan.parameters.size()))});
+  list.push_back(
+      {Rate::kElementwise, Format::kBf16, 0, norm, real(static_cast<int64_t>(plan.parameters.size()))});
+  list.push_back(
+      {Rate::kAdamw, Format::kBf16, 0, update, real(static_cast<int64_t>(plan.parameters.size()))});
   if (muon > 0) list.push_back({Rate::kDense, Format::kFp32, muon, 0});
 }
 
@@ -69,7 +73,8 @@ void add_decode(const WorkCall& call, WorkList& list) {
     const Rate rate = w.format != Format::kNvfp4 ? Rate::kFewRows
                       : few                      ? Rate::kFewCodedRows
                                                  : Rate::kSomeCodedRows;
-    list.push_back({rate, Format::kBf16, 2 * site_rows * real(site.out) * real(site.in), elements * per_element});
+    list.push_back(
+        {rate, Format::kBf16, 2 * site_rows * real(site.out) * real(site.in), elements * per_element});
   };
   const double cached = call.tables.forward->kv_cache == Format::kMxfp8 ? 1.03125 : a;
   for (int64_t l = 0; l < d.layers; ++l) {
@@ -79,13 +84,15 @@ void add_decode(const WorkCall& call, WorkList& list) {
       const GemmSite site = site_of(d, l, module);
       weights(site, site.groups > 0 ? touched_experts(d, rows) : 1);
     }
-    list.push_back({Rate::kCachedAttention, Format::kBf16, 0, rows * real(call.length * 2 * d.kv_width) * cached});
+    list.push_back(
+        {Rate::kCachedAttention, Format::kBf16, 0, rows * real(call.length * 2 * d.kv_width) * cached});
     // Norms, rotary embedding, append, SwiGLU; router, choice, combination.
     const double small = is_moe_layer(plan.model, l) ? 9 : 5;
     list.push_back({Rate::kElementwise, Format::kBf16, 0, rows * real(d.hidden) * a * small, small});
   }
   weights(site_of(d, d.layers, Module::kHead), 1);
-  list.push_back({Rate::kLoss, Format::kBf16, 0, rows * real(d.vocabulary) * 8, 3});  // last norm, logits, draw
+  list.push_back(
+      {Rate::kLoss, Format::kBf16, 0, rows * real(d.vocabulary) * 8, 3});  // last norm, logits, draw
 }
 
 double seconds_of(const OpWork& op, const MachineSpec& machine) {

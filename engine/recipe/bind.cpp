@@ -392,7 +392,8 @@ void bind_document(const YamlNode& root, const std::function<void(FieldVisitor&)
 
 BoundRecipe bind_recipe(const YamlNode& root, Problems& problems) {
   BoundRecipe bound;
-  bind_document(root, [&](FieldVisitor& v) { visit_recipe(v, bound.recipe); }, bound.places, problems);
+  bind_document(
+      root, [&](FieldVisitor& v) { visit_recipe(v, bound.recipe); }, bound.places, problems);
   return bound;
 }
 

@@ -21,7 +21,8 @@ struct BoundRecipe {
 
 BoundRecipe bind_recipe(const YamlNode& root, Problems& problems);
 
-// Any document whose keys visit functions declare, as strictly; `visit` is called once for each of two visitors.
+// Any document whose keys visit functions declare, as strictly; `visit` is called once for each of two
+// visitors.
 void bind_document(const YamlNode& root, const std::function<void(FieldVisitor&)>& visit, FieldPlaces& places,
                    Problems& problems);
 

@@ -55,7 +55,8 @@ Perplexity measure_perplexity(Scorer& scorer, const Tokenizer& tokenizer, const 
   }
   scorer.flush();
   if (result.scored_tokens == 0) {
-    throw BadDataError(printable(documents.files.front()) + ": no document of two tokens or more: nothing to score");
+    throw BadDataError(printable(documents.files.front()) +
+                       ": no document of two tokens or more: nothing to score");
   }
   return result;
 }

@@ -14,8 +14,8 @@ namespace fp4t {
 
 // What is known before anything is allocated; whoever computes sizes the plan first.
 struct CheckpointModel {
-  // A checkpoint, or a run folder: its latest. `tokenizer_path`: where the vocabulary's file is now; "": where the
-  // recipe says. Throws MissingInputError, BadDataError, RecipeError.
+  // A checkpoint, or a run folder: its latest. `tokenizer_path`: where the vocabulary's file is now; "":
+  // where the recipe says. Throws MissingInputError, BadDataError, RecipeError.
   explicit CheckpointModel(const std::string& checkpoint, const std::string& tokenizer_path = {});
 
   std::string path;

@@ -9,6 +9,7 @@
 
 #include "engine/comm/agree.h"
 #include "engine/comm/device.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -49,22 +50,37 @@ size_t gpus_on(const std::vector<RankDevices>& ranks, const std::string& host) {
   return gpus.size();
 }
 
-void note_differences(Communicator& comm, const Machine& machine, std::vector<std::string>& notes) {
+std::vector<RankPlace> places_of_all(Communicator& comm, const Machine& machine) {
   const auto gib = [](int64_t bytes) { return (bytes + (int64_t{1} << 29)) >> 30; };
   const std::string mine = detail::concat(machine.device_name, ", ", gib(machine.memory_bytes), " GiB, ",
                                           machine.num_threads, " threads");
-  std::map<std::string, std::vector<int>> kinds;
-  const std::vector<std::string> all = gather_texts(comm, mine);
-  for (size_t r = 0; r < all.size(); ++r) kinds[all[r]].push_back(static_cast<int>(r));
-  if (kinds.size() == 1) return;
-  std::string text = "ranks are uneven, and the slowest sets the pace";
-  for (const auto& [kind, ranks] : kinds) {
-    text += detail::concat("; ", kind, ": ", ranks.size(), " ranks, the first is ", ranks.front());
+  std::vector<RankPlace> all;
+  for (const std::string& text : gather_texts(comm, json{host_name(), mine}.dump())) {
+    const json j = json::parse(text);
+    all.push_back({j[0].get<std::string>(), j[1].get<std::string>()});
   }
-  notes.push_back(text);
+  return all;
 }
 
 }  // namespace
+
+std::string unevenness(const std::vector<RankPlace>& ranks) {
+  std::map<std::string, int64_t> on_host;
+  for (const RankPlace& r : ranks) ++on_host[r.host];
+  std::map<std::string, std::vector<size_t>> kinds;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const int64_t n = on_host[ranks[r].host];
+    kinds[detail::concat(ranks[r].machine, ", ", n, n == 1 ? " rank" : " ranks", " on the host")].push_back(
+        r);
+  }
+  if (kinds.size() < 2) return "";
+  std::string text = "ranks are uneven, and the slowest sets the pace:";
+  for (const auto& [kind, list] : kinds) {
+    text += detail::concat("\n  ", kind, ": ", list.size(), " of them, the first is rank ", list.front(),
+                           " on '", printable(ranks[list.front()].host), "'");
+  }
+  return text;
+}
 
 std::vector<int> choose_gpus(const std::vector<RankDevices>& ranks, bool shared) {
   std::set<std::string> taken;
@@ -80,7 +96,8 @@ std::vector<int> choose_gpus(const std::vector<RankDevices>& ranks, bool shared)
                                    [&](const std::string& gpu) { return taken.count(gpu) == 0; });
     if (free == r.gpus.end()) {
       throw RecipeError(detail::concat(
-          "host '", r.host, "' has ", ranks_on(ranks, r.host), " ranks and ", gpus_on(ranks, r.host),
+          "host '", printable(r.host), "' has ", ranks_on(ranks, r.host), " ranks and ",
+          gpus_on(ranks, r.host),
           " GPUs: start at most one rank a GPU, or let ranks share them by parallel.transport: host (slow)"));
     }
     taken.insert(*free);
@@ -124,7 +141,8 @@ Machine machine_of_rank(const Recipe& recipe, Communicator& comm, std::vector<st
     throw RecipeError(detail::concat("this rank computes on ", backend, why, "; another one does not (",
                                      other, "): say run.device"));
   }
-  note_differences(comm, machine, notes);
+  const std::string uneven = unevenness(places_of_all(comm, machine));
+  if (!uneven.empty()) notes.push_back(uneven);
   return machine;
 }
 

@@ -21,6 +21,15 @@ struct RankDevices {
 // take turns instead. Throws RecipeError that names the first host with more ranks than GPUs.
 std::vector<int> choose_gpus(const std::vector<RankDevices>& ranks, bool shared);
 
+// Where a rank runs, and what it has there, in words.
+struct RankPlace {
+  std::string host, machine;
+};
+
+// What to tell when machines differ, or the number of ranks on their hosts: every kind with its first rank;
+// "" when all are alike.
+std::string unevenness(const std::vector<RankPlace>& ranks);
+
 // This rank's machine; the same is thrown on every rank. `notes` gets what is uneven among them. Where ranks
 // share a GPU, each has its part of the memory.
 Machine machine_of_rank(const Recipe& recipe, Communicator& comm, std::vector<std::string>& notes);

@@ -112,7 +112,8 @@ std::unique_ptr<Tokenizer> make_and_complete(TokenizerSpec& spec) {
   if (spec.kind == "bytes") return std::make_unique<ByteTokenizer>();
   if (spec.kind == "ids") return std::make_unique<IdTokenizer>(spec.vocabulary);
   if (spec.kind == "json") return make_json_tokenizer(spec);
-  throw RecipeError("tokenizer.kind: '" + printable(spec.kind) + "' is not known; allowed are bytes, ids and json");
+  throw RecipeError("tokenizer.kind: '" + printable(spec.kind) +
+                    "' is not known; allowed are bytes, ids and json");
 }
 
 // The message with the place of the key that it begins with, or of the file.

@@ -2,7 +2,7 @@
 """Several GPUs of one host over one: tokens a second at the same work a GPU, and how much of a step ranks wait.
 
     scripts/bench/ranks.py --build build-gpu [--gpus N] [--recipe q6] [--steps 8] [--layouts one,data,expert,zero3]
-                           [--set KEY=VALUE ...] [--out ranks.json] [--links]
+                           [--tokens N] [--set KEY=VALUE ...] [--out ranks.json] [--links]
 
 Trains the recipe of configs/bench on one GPU and on N, with N times the tokens, and times its steps by their console
 lines; every run is killed after the last (a clean end would write a checkpoint). --links also prints the rates of the
@@ -37,7 +37,7 @@ def tokens_of(recipe):
 def run(options, layout):
     recipe = ROOT / "configs/bench" / f"{options.recipe}.yaml"
     ranks = 1 if layout == "one" else options.gpus
-    tokens = tokens_of(recipe) * ranks
+    tokens = (options.tokens or tokens_of(recipe)) * ranks
     settings = [f"stages[0].pretrain.steps={options.steps + 1}", f"stages[0].pretrain.batch.tokens={tokens}",
                 "run.device=cuda", *(s.format(n=ranks) for s in LAYOUTS[layout][0]), *options.set]
     with tempfile.TemporaryDirectory() as folder:
@@ -91,6 +91,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--recipe", default="q6")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--tokens", type=int, help="a step and GPU, instead of the recipe's")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--links", action="store_true")

@@ -76,8 +76,7 @@ TEST(Quantize, energies_and_bias_are_those_of_the_decoded_values) {
     const std::vector<float> y = decoded(queue, q);
     double error = 0, signal = 0, bias = 0;
     for (size_t i = 0; i < y.size(); ++i) {
-      const double v = static_cast<double>(bf16_to_f32({x.as<uint16_t>()[i]})),
-                   d = static_cast<double>(y[i]) - v;
+      const double v = static_cast<double>(bf16_to_f32(x.as<Bf16>()[i])), d = static_cast<double>(y[i]) - v;
       error += d * d;
       signal += v * v;
       bias += d * v;

@@ -98,7 +98,7 @@ TEST_F(Benchmarks, perplexity_is_the_sum_over_the_windows_by_hand) {
   const TextWindows windows{8, 3};
   double nats = 0;
   int64_t tokens = 0;
-  for (const std::string& text : {words + "\n", more + "\n"}) {  // the third has one token, "x" and a break
+  for (const std::string& text : {words + "\n", more + "\n"}) {
     for (const ScoredTokens& w : windows_of(tokenizer_->encode(text), windows)) {
       nats -= log_probability(w.tokens, w.first);
       tokens += static_cast<int64_t>(w.tokens.size() - w.first);

@@ -69,7 +69,7 @@ TEST(RanksGradients, do_not_depend_on_ranks_or_micro_batches) {
       int ranks, sequences, expert, zero;
     };
     const Cut cuts[] = {{1, 1, 1, 3}, {2, 8, 1, 1}, {2, 2, 1, 2}, {3, 4, 1, 1}, {3, 1, 1, 3}, {4, 1, 1, 1},
-                        {8, 8, 1, 2}, {2, 2, 2, 1}, {4, 1, 2, 2}, {4, 8, 4, 1}, {6, 1, 2, 3}};
+                        {8, 8, 1, 2}, {2, 2, 2, 1}, {4, 1, 2, 2}, {4, 8, 4, 1}, {6, 1, 2, 3}, {8, 1, 4, 3}};
     for (const auto& [ranks, sequences, expert, zero] : cuts) {
       const std::string dir = "r" + std::to_string(ranks) + "s" + std::to_string(sequences) + "e" +
                               std::to_string(expert) + "z" + std::to_string(zero);

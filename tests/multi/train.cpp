@@ -4,26 +4,13 @@
 #include <csignal>
 #include <filesystem>
 
-#include "tests/support/runs.h"
+#include "tests/support/layouts.h"
 
 namespace fp4t::test {
 namespace {
 
-// Eight sequences a step in four micro-batches, every one of them with random bits of its own.
-std::string pretrain(const std::string& keys = "") {
-  return kTinyTables + std::string(R"(stages:
-  - pretrain:
-      steps: 7
-      batch: {tokens: 256, micro_sequences: 2, length: 32}
-      data:
-        - {name: words, kind: text, paths: text, separator: "%", weight: 0.3, held_out: {fraction: 0.1, seed: 7}}
-        - {name: sums, kind: sums, low: 0, high: 4, end_of_document: false, weight: 0.7,
-           held_out: {fraction: 0.2, seed: 7}}
-      optimizer: {learning_rate: 2e-2, weight_decay: 0.1}
-      schedule: {kind: constant}
-      eval: {every: 4, tokens: 256, prompts: ["1+2="], max_tokens: 4}
-)") + keys;
-}
+// Four micro-batches a step.
+std::string pretrain(const std::string& keys = "") { return spread_pretraining(2, keys); }
 
 class Ranks : public ::testing::Test {
  protected:
@@ -42,26 +29,6 @@ int count_of(const std::string& text, const std::string& what) {
   int n = 0;
   for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
   return n;
-}
-
-// Hashes of all tensors of a checkpoint.
-std::map<std::string, std::string> tensors_in(const std::string& checkpoint) {
-  auto hashes = tensor_hashes_of(checkpoint, "model.");
-  const auto moments = tensor_hashes_of(checkpoint, "optimizer.");
-  hashes.insert(moments.begin(), moments.end());
-  EXPECT_GT(hashes.size(), 30u);
-  return hashes;
-}
-
-// Of the last checkpoint, without the embedding's: its gradient is added token by token over all
-// micro-batches, on several ranks micro-batch by micro-batch.
-std::map<std::string, std::string> without_embedding(const std::string& run_dir) {
-  auto hashes = tensors_in(latest_checkpoint_of(run_dir));
-
-  for (const char* name : {"model.", "optimizer.m.", "optimizer.v."}) {
-    EXPECT_EQ(hashes.erase(std::string(name) + "embed.weight"), 1u);
-  }
-  return hashes;
 }
 
 TEST_F(Ranks, four_ranks_of_one_micro_batch_have_the_bits_of_one_rank_of_four) {

@@ -166,9 +166,11 @@ std::vector<Case> cases() {
 TEST(RanksWire, ranks_send_what_the_plan_says) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(detail::concat(c.axes.data, " x ", c.axes.expert, ", zero ", c.zero, ", ", c.micro_batches,
-                                " micro-batches, recompute ", c.recompute, ", dispatch ", name_of(c.dispatch)));
+                                " micro-batches, recompute ", c.recompute, ", dispatch ",
+                                name_of(c.dispatch)));
     const auto counts = std::make_shared<Counts>();
-    TestModel m(plan_of(c), std::make_unique<Counting>(g_world->split(0, g_world->rank()), g_world->rank(), counts), 1);
+    TestModel m(plan_of(c),
+                std::make_unique<Counting>(g_world->split(0, g_world->rank()), g_world->rank(), counts), 1);
     Optimizer optimizer(m.model, *m.comm, m.model.run_arena());
     const OptimizerSpec spec;
     for (uint32_t step = 0; step < 2; ++step) {

@@ -133,8 +133,8 @@ TEST_F(MetricsTest, tensorboard_gets_texts_as_string_tensors_that_markdown_leave
   for (const auto& entry : fs::directory_iterator(dir_ + "/tb"))
     data = read("tb/" + entry.path().filename().string());
   const std::string value = std::string("\x0a\x0as/sample.0") +           // tag
-                            "\x42\x19\x08\x07\x12\x04\x12\x02\x08\x01" +  // tensor, string, shape [1]
-                            "\x42\x0f    a\n    # b" +                    // string_val
+                            "\x42\x17\x08\x07\x12\x04\x12\x02\x08\x01" +  // tensor, string, shape [1]
+                            "\x42\x0d    a\n    # b" +                    // string_val
                             "\x4a\x0a\x0a\x06\x0a\x04text\x20\x02";       // metadata
   EXPECT_NE(data.find(value), std::string::npos);
 }
@@ -215,14 +215,14 @@ TEST_F(MetricsTest, times_stand_beside_the_metrics_and_go_on_after_a_resume) {
   EXPECT_LE(first[0].second, first[2].second);
   write_text_file(
       dir_ + "/times.jsonl",
-      "{\"line\":2,\"seconds\":100}\n{\"line\":3,\"seconds\":200}\n{\"line\":4,\"seconds\":300}\n{\"li");
+      "{\"line\":2,\"seconds\":100}\n{\"line\":3,\"seconds\":2000}\n{\"line\":4,\"seconds\":3000}\n{\"li");
   { MetricsWriter(dir_, 3, R"({"kind":"header"})").write("step", "s", 3, 3, record(1)); }
   first = times();
   ASSERT_EQ(first.size(), 3u);
-  EXPECT_EQ(first[1], std::pair(3, 200.0));
+  EXPECT_EQ(first[1], std::pair(3, 2000.0));
   EXPECT_EQ(first[2].first, 4);
-  EXPECT_GE(first[2].second, 200);
-  EXPECT_LT(first[2].second, 300) << "the step that was done again is counted once";
+  EXPECT_GE(first[2].second, 2000);
+  EXPECT_LT(first[2].second, 3000) << "the step that was done again is counted once";
   write_report(dir_);
   EXPECT_NE(read("report.html").find("data-x=\"minutes\""), std::string::npos);
 }

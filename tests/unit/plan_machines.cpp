@@ -38,7 +38,8 @@ std::string error_of(const std::string& machine_text) {
 TEST(MachineFiles, the_program_carries_every_file_and_each_is_read) {
   for (const std::string& name : machine_names()) {
     SCOPED_TRACE(name);
-    const MachineSpec by_name = load_machine(name), by_path = load_machine(source_path("configs/machines/" + name + ".yaml"));
+    const MachineSpec by_name = load_machine(name),
+                      by_path = load_machine(source_path("configs/machines/" + name + ".yaml"));
     EXPECT_EQ(by_name.name, by_path.name);
     EXPECT_GT(by_name.peak(Format::kBf16), 0);
     EXPECT_EQ(error_of(text_of(name)), "");
@@ -51,14 +52,18 @@ TEST(MachineFiles, errors_name_place_key_and_what_is_allowed) {
   EXPECT_HAS(error_of(replaced(h200, "fast_domain: 8", "fast_domian: 8")),
              "m.yaml:6:1: fast_domian: unknown key; did you mean fast_domain?");
   EXPECT_HAS(error_of(replaced(h200, "arch: 90\n", "")), "arch: missing");
-  EXPECT_HAS(error_of(replaced(h200, "{value: 989,", "{value: fast,")), "peaks.bf16_tflops.value: found fast (not a number)");
+  EXPECT_HAS(error_of(replaced(h200, "{value: 989,", "{value: fast,")),
+             "peaks.bf16_tflops.value: found fast (not a number)");
   EXPECT_HAS(error_of(replaced(h200, "{value: 989, source: \"data sheet, dense\"}", "989")),
              "peaks.bf16_tflops: found 989; allowed: a map");
-  EXPECT_HAS(error_of(replaced(h200, ", source: \"data sheet, dense\"", "")), "peaks.bf16_tflops.source: missing");
-  EXPECT_HAS(error_of(replaced(h200, "fast_domain: 8", "fast_domain: 12")), "fast_domain: found 12; allowed: a multiple");
+  EXPECT_HAS(error_of(replaced(h200, ", source: \"data sheet, dense\"", "")),
+             "peaks.bf16_tflops.source: missing");
+  EXPECT_HAS(error_of(replaced(h200, "fast_domain: 8", "fast_domain: 12")),
+             "fast_domain: found 12; allowed: a multiple");
   EXPECT_HAS(error_of(replaced(h200, "shares:\n", "shares:\n  coded_products: {value: 0.5, source: x}\n")),
              "shares.coded_products: has no effect: it applies only when peaks.mxfp8_tflops");
-  EXPECT_HAS(error_of(replaced(text_of("gb300"), "coded_products", "dense_products")), "shares.coded_products.value: missing");
+  EXPECT_HAS(error_of(replaced(text_of("gb300"), "coded_products", "dense_products")),
+             "shares.coded_products.value: missing");
   EXPECT_HAS(error_of("- a\n"), "a machine is a map of keys");
 }
 
@@ -88,13 +93,19 @@ std::string refusal(const std::string& machine, int64_t ranks, const std::vector
 
 TEST(PlansElsewhere, layouts_that_cannot_be_are_refused_by_key) {
   EXPECT_HAS(refusal("h200", 64, {"parallel.expert=16"}),
-             "parallel.expert: 16 ranks share experts, and a fast domain of NVIDIA H200 has 8; allowed: at most that");
-  EXPECT_HAS(refusal("gb300", 576, {"parallel.expert=64"}), "some groups would lie in two; allowed: a divisor of it");
-  EXPECT_HAS(refusal("gb300", 72, {"parallel.expert=16"}), "parallel.expert: 16 needs 16 ranks, or a multiple");
+             "parallel.expert: 16 ranks share experts, and a fast domain of NVIDIA H200 has 8; allowed: at "
+             "most that");
+  EXPECT_HAS(refusal("gb300", 576, {"parallel.expert=64"}),
+             "some groups would lie in two; allowed: a divisor of it");
+  EXPECT_HAS(refusal("gb300", 72, {"parallel.expert=16"}),
+             "parallel.expert: 16 needs 16 ranks, or a multiple");
   EXPECT_HAS(refusal("gb300", 80, {}), "--ranks: 80 leave a fast domain of NVIDIA GB300 half empty");
-  EXPECT_HAS(refusal("gb300", 72, {"parallel.data=5"}), "parallel.data: 5 x parallel.expert 8 needs 40 ranks");
-  EXPECT_HAS(refusal("gb300", 72, {"parallel.transport=host"}), "parallel.transport: host, and predictions know NCCL");
-  EXPECT_HAS(refusal("gb300", 72, {"run.device=cpu"}), "run.device: cpu, and --machine NVIDIA GB300 computes on cuda");
+  EXPECT_HAS(refusal("gb300", 72, {"parallel.data=5"}),
+             "parallel.data: 5 x parallel.expert 8 needs 40 ranks");
+  EXPECT_HAS(refusal("gb300", 72, {"parallel.transport=host"}),
+             "parallel.transport: host, and predictions know NCCL");
+  EXPECT_HAS(refusal("gb300", 72, {"run.device=cpu"}),
+             "run.device: cpu, and --machine NVIDIA GB300 computes on cuda");
   EXPECT_EQ(refusal("gb300", 64, {"parallel.expert=64"}), "");  // one domain, not full
 }
 
@@ -175,7 +186,8 @@ TEST(Work, all_of_a_step_is_what_the_plan_calls_model_flops) {
     add_forward(call, list);
     add_backward(call, false, list);
     add_head(call, false, list);
-    const double products = sum(list, WorkKind::kProducts, &OpWork::flops) + sum(list, WorkKind::kRest, &OpWork::flops);
+    const double products =
+        sum(list, WorkKind::kProducts, &OpWork::flops) + sum(list, WorkKind::kRest, &OpWork::flops);
     // Attention's gradient makes the scores again: five products where two of the model's six are forward's.
     const double attention = sum(list, WorkKind::kAttention, &OpWork::flops) * 6 / 7;
     EXPECT_NEAR((products + attention) / (p.plan().flops_per_token * 8192), 1, 1e-9) << recipe;
@@ -255,7 +267,8 @@ TEST(Predictions, what_runs_beside_the_computation_is_hidden_as_far_as_there_is_
 
 TEST(Predictions, recomputing_costs_a_forward_and_the_exchange_of_its_experts) {
   const StagePrediction kept = step_of({}), again = step_of({"parallel.recompute=block"});
-  const auto forward = static_cast<size_t>(Phase::kForward), recompute = static_cast<size_t>(Phase::kRecompute);
+  const auto forward = static_cast<size_t>(Phase::kForward),
+             recompute = static_cast<size_t>(Phase::kRecompute);
   EXPECT_EQ(kept.phases[recompute].total(), 0);
   EXPECT_GT(again.phases[recompute].total(), 0.9 * again.phases[forward].total());
   EXPECT_LE(again.phases[recompute].total(), again.phases[forward].total());

@@ -54,11 +54,13 @@ Planned on_h200(const std::string& recipe, const std::string& preset) {
 // Milliseconds of a step from tokens a second.
 double ms_of(double tokens_per_s) { return 32768 / tokens_per_s * 1e3; }
 
-void expect_step(const std::string& recipe, const std::string& preset, double forward_backward, double whole) {
+void expect_step(const std::string& recipe, const std::string& preset, double forward_backward,
+                 double whole) {
   const Planned p = on_h200(recipe, preset);
   const StagePrediction stage = p.prediction().stages.at(0);
   const std::string name = recipe + " " + preset;
-  expect_within(name + ", forward+backward, ms", stage.forward_backward_seconds * 1e3, ms_of(forward_backward), kTime);
+  expect_within(name + ", forward+backward, ms", stage.forward_backward_seconds * 1e3,
+                ms_of(forward_backward), kTime);
   expect_within(name + ", whole step, ms", stage.step_seconds() * 1e3, ms_of(whole), kTime);
 }
 
@@ -69,8 +71,8 @@ TEST(PlanMeasured, q6_in_bf16) {
               measured(kWhole, "Q6 whole step; forced balance"));
   const Planned p = on_h200("q6", "bf16");
   const double update = p.prediction().stages[0].phases[static_cast<size_t>(Phase::kUpdate)].total();
-  expect_within("q6, update, ms", update * 1e3, measured(kWhole, "Q6 optimizer step (norm, clip, AdamW, copies)"),
-                kTime);
+  expect_within("q6, update, ms", update * 1e3,
+                measured(kWhole, "Q6 optimizer step (norm, clip, AdamW, copies)"), kTime);
   expect_within("q6, GiB", gib(p.plan()), measured(kWhole, "Q6 memory"), kMemory);
 }
 
@@ -98,7 +100,8 @@ TEST(PlanMeasured, q6_decodes) {
     const Planned p = on_h200("q6", preset);
     for (const int64_t batch : {1, 16, 64, 256}) {
       const double rate = measured("### Decoding", std::to_string(batch), cell);
-      const double ms = decode_call_ms(p.plan(), p.machine, p.plan().stages[0].precision.sampler.at(0), batch, 1024);
+      const double ms =
+          decode_call_ms(p.plan(), p.machine, p.plan().stages[0].precision.sampler.at(0), batch, 1024);
       expect_within(std::string("q6 ") + preset + ", decode " + std::to_string(batch) + ", ms", ms,
                     static_cast<double>(batch) / rate * 1e3, kTime);
     }
@@ -111,8 +114,10 @@ TEST(PlanMeasured, the_quickstart_on_two_cores) {
   expect_within("quickstart, cpu, ms", p.prediction().stages.at(0).step_seconds() * 1e3,
                 measured(heading, "the recipe's own", 2), kTime);
   for (const char* preset : {"bf16", "mxfp8", "nvidia_nvfp4", "quartet2"}) {
-    const Planned q = planned("configs/quickstart.yaml", "cpu", 1, {std::string("precision={preset: ") + preset + "}"});
-    expect_within(std::string("quickstart ") + preset + ", cpu, ms", q.prediction().stages.at(0).step_seconds() * 1e3,
+    const Planned q =
+        planned("configs/quickstart.yaml", "cpu", 1, {std::string("precision={preset: ") + preset + "}"});
+    expect_within(std::string("quickstart ") + preset + ", cpu, ms",
+                  q.prediction().stages.at(0).step_seconds() * 1e3,
                   measured(heading, std::string("`") + preset + "`", 2), kTime);
   }
 }

@@ -40,7 +40,8 @@ TEST(Wire, one_rank_sends_nothing) {
 TEST(Wire, gradients_go_to_their_owners_once_or_a_block_at_a_time) {
   const Plan one = plan_on({4, 1}, 1), two = plan_on({4, 1}, 2);
   // Of four ranks' F32 gradients each rank owns a quarter and sends three.
-  EXPECT_DOUBLE_EQ(line_of(update_wire(one, {}, 3), "gradients to their owners").bytes(), 3 * 4 * elements(one, false) / 4);
+  EXPECT_DOUBLE_EQ(line_of(update_wire(one, {}, 3), "gradients to their owners").bytes(),
+                   3 * 4 * elements(one, false) / 4);
   const double outside = elements(two, false) - elements(two, true);
   EXPECT_DOUBLE_EQ(line_of(update_wire(two, {}, 3), "gradients to their owners").bytes(),
                    3.0 / 4 * 4 * (outside + 3 * elements(two, true)));
@@ -69,8 +70,8 @@ TEST(Wire, owners_send_their_weights_to_all_others_whole_or_block_by_block) {
   const Plan plan = plan_on({4, 1}, 3, model);
   double expected[2] = {0, 0};
   for (int64_t l = 0; l < 5; ++l) {
-    // One micro-batch: forward and backward, but the last two are still there at the turn. Two: the first two are
-    // still there at the second forward.
+    // One micro-batch: forward and backward, but the last two are still there at the turn. Two: the first two
+    // are still there at the second forward.
     expected[0] += weight_bytes(plan, true, l) * (l >= 3 ? 1 : 2);
     expected[1] += weight_bytes(plan, true, l) * (l >= 3 ? 2 : l < 2 ? 3 : 4);
   }
@@ -80,7 +81,8 @@ TEST(Wire, owners_send_their_weights_to_all_others_whole_or_block_by_block) {
 
 TEST(Wire, the_norm_is_two_sums_a_chunk_from_everybody_to_everybody) {
   const Plan plan = plan_on({4, 1}, 1);
-  EXPECT_EQ(line_of(update_wire(plan, {}, 1), "norm, two sums a chunk").bytes(), real(3 * 2 * 8 * norm_chunks(plan)));
+  EXPECT_EQ(line_of(update_wire(plan, {}, 1), "norm, two sums a chunk").bytes(),
+            real(3 * 2 * 8 * norm_chunks(plan)));
 }
 
 TEST(Wire, what_leaves_a_fast_domain_follows_from_who_shares_what) {

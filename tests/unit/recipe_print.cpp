@@ -156,7 +156,7 @@ TEST(recipe_compare, changes_carry_path_values_and_class) {
   EXPECT_EQ(change({"run.threads=1"}).resume_class, ResumeClass::kLayout);
   EXPECT_EQ(change({"parallel.recompute=block"}).resume_class, ResumeClass::kLayout);
   EXPECT_EQ(change({"stages[1].rl.objective.micro_tokens=99"}).resume_class, ResumeClass::kLayout);
-  EXPECT_EQ(change({"stages[1].rl.objective.kl=0.5"}).resume_class, ResumeClass::kCourse);
+  EXPECT_EQ(change({"stages[1].rl.objective.entropy=0.5"}).resume_class, ResumeClass::kCourse);
   EXPECT_EQ(change({"stages[1].rl.checkpoint.every=9"}).resume_class, ResumeClass::kOutput);
   EXPECT_EQ(change({"run.dir=elsewhere"}).resume_class, ResumeClass::kOutput);
   const RecipeChange rule = change({"precision={rl.sampler: [{format: mxfp8}]}"});

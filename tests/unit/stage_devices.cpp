@@ -43,5 +43,20 @@ TEST(StageDevices, ranks_share_gpus_in_turns_where_they_may) {
   EXPECT_NE(refusal({a, {"c", {}}}, true).find("host 'c' has 1 ranks and 0 GPUs"), std::string::npos);
 }
 
+TEST(StageDevices, uneven_machines_and_hosts_are_told_with_the_first_rank_of_each) {
+  const RankPlace a = {"a", "cpu, 64 GiB, 8 threads"}, b = {"b", "cpu, 64 GiB, 8 threads"},
+                  small = {"c", "cpu, 32 GiB, 8 threads"};
+  EXPECT_EQ(unevenness({a}), "");
+  EXPECT_EQ(unevenness({a, a, b, b}), "");
+  EXPECT_EQ(unevenness({a, small, b}),
+            "ranks are uneven, and the slowest sets the pace:\n"
+            "  cpu, 32 GiB, 8 threads, 1 rank on the host: 1 of them, the first is rank 1 on 'c'\n"
+            "  cpu, 64 GiB, 8 threads, 1 rank on the host: 2 of them, the first is rank 0 on 'a'");
+  EXPECT_EQ(unevenness({a, a, a, b}),
+            "ranks are uneven, and the slowest sets the pace:\n"
+            "  cpu, 64 GiB, 8 threads, 1 rank on the host: 1 of them, the first is rank 3 on 'b'\n"
+            "  cpu, 64 GiB, 8 threads, 3 ranks on the host: 3 of them, the first is rank 0 on 'a'");
+}
+
 }  // namespace
 }  // namespace fp4t::test
