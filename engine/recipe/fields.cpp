@@ -151,15 +151,19 @@ void visit_run(FieldVisitor& v, RunSpec& s) {
   v.value(
       output("prometheus",
              "file that holds the newest figures in Prometheus' text format, replaced whole at every step; "
-             "node_exporter's textfile collector reads names that end in .prom"),
+             "node_exporter's textfile collector reads names that end in .prom")
+          .or_empty("none"),
       s.prometheus);
 }
 
 void visit_model(FieldVisitor& v, ModelSpec& s) {
-  v.value(identity("from",
-                   "folder with config.json and *.safetensors (Hugging Face) whose weights the run starts "
-                   "from; its shape fills in the keys below"),
-          s.from);
+  v.value(
+      identity(
+          "from",
+          "folder with config.json and *.safetensors (Hugging Face) whose weights the run starts from; its "
+          "shape fills in the keys below")
+          .or_empty("none"),
+      s.from);
   v.value(identity("layers", "transformer blocks").at_least(1).at_most(kMostLayers).required(), s.layers);
   v.value(identity("hidden", "width of the residual stream").at_least(1).at_most(kMostWidth).required(),
           s.hidden);
@@ -307,16 +311,16 @@ void visit_tokenizer(FieldVisitor& v, TokenizerSpec& s) {
           .only_if(ids || file, "kind is ids or json");
   vocabulary.is_required = ids;
   v.value(vocabulary, s.vocabulary);
-  v.value(identity("end_of_document",
-                   "text of the token behind each document; empty: the usual name that the file has")
+  v.value(identity("end_of_document", "text of the token behind each document")
+              .or_empty("the usual name that the file has")
               .only_if(file, "kind is json"),
           s.end_of_document);
-  v.value(identity("begin_of_document",
-                   "text of the token before each document and prompt, or none; empty: what the "
-                   "file's post_processor puts in front")
+  v.value(identity("begin_of_document", "text of the token before each document and prompt, or none")
+              .or_empty("what the file's post_processor puts in front")
               .only_if(file, "kind is json"),
           s.begin_of_document);
   v.value(identity("hash", "XXH3 of what decides ids in the file, in hex; checked at start")
+              .or_empty("it is not checked")
               .only_if(file, "kind is json"),
           s.hash);
 }

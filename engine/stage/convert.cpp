@@ -20,6 +20,13 @@ namespace {
 
 using detail::concat;
 
+// Plans that only name weights are made for any machine: nothing of what they price is allocated.
+Machine any_machine(int64_t threads) {
+  Machine machine = probe_machine("cpu", static_cast<int>(threads));
+  machine.memory_bytes = machine.free_bytes = 0;
+  return machine;
+}
+
 // A recipe that has this model and as little else as a recipe can have.
 Recipe recipe_of(const std::string& from, const ModelSpec& model) {
   const int64_t length = std::min<int64_t>(model.max_positions, 2048);
@@ -54,7 +61,7 @@ void load_weights(Queue& queue, const std::string& checkpoint, Transformer& mode
 std::string import_checkpoint(const std::string& from, const std::string& to, bool replace) {
   const ModelSpec model = model_from_config(from);
   const Recipe recipe = recipe_of(from, model);
-  const Plan plan = make_plan(recipe, probe_machine("cpu", 1), {});
+  const Plan plan = make_plan(recipe, any_machine(1), {});
   const HuggingFaceFolder weights(from, plan.model, plan.parameters);
   RunState state;
   state.recipe_yaml = recorded_recipe(plan.recipe_yaml);
@@ -132,8 +139,7 @@ std::string export_checkpoint(const ExportRequest& request) {
   std::vector<std::string> overrides;
   if (!request.preset.empty()) overrides.push_back("precision={preset: " + write_text(request.preset) + "}");
   const Recipe recipe = recipe_of_checkpoint(info, overrides);
-  const Plan plan = make_plan(recipe, probe_machine("cpu", static_cast<int>(recipe.run.threads)),
-                              recorded_span_steps(info.state));
+  const Plan plan = make_plan(recipe, any_machine(recipe.run.threads), recorded_span_steps(info.state));
   const Format coded = coded_format(request.options.layout);
   const ForwardTable* table = coded == Format::kBf16 ? nullptr : &table_of(plan, info.state, request.table);
   ExportModel model(path, plan, table, coded);

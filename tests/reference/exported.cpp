@@ -154,9 +154,8 @@ void expect_trainers_values(const Made& made, const ExportedReader& reader, cons
         EXPECT_EQ(reader.is_ignored(p.module), !spec.quantised()) << p.module;
         const float* from = expected.v.data() + begin * d.cols;
         EXPECT_EQ(std::memcmp(got.values.data(), from, got.values.size() * sizeof(float)), 0) << p.module;
-        if (scale >= 0)
-          EXPECT_EQ(got.decode_scale, scale) << p.module << ": fused matrices share their scale";
-        scale = got.decode_scale;
+        if (begin == 0) scale = got.decode_scale;
+        EXPECT_EQ(got.decode_scale, scale) << p.module << ": fused matrices share their scale";
         begin += p.rows;
       }
     }
@@ -202,7 +201,7 @@ TEST(Exported, nvfp4_layouts_dequantise_to_what_fprop_multiplies) {
         nlohmann::json::parse(read_text(modelopt + "/hf_quant_config.json")).at("quantization");
     EXPECT_EQ(declared.at("quant_algo"), "NVFP4");
     EXPECT_EQ(declared.at("group_size"), 16);
-    EXPECT_NE(made.report.find("16 of"), std::string::npos) << made.report;
+    EXPECT_NE(made.report.find("26 of 39 matrices are codes"), std::string::npos) << made.report;
   }
 }
 
@@ -297,10 +296,8 @@ TEST(Exported, an_export_that_stops_at_any_step_leaves_nothing) {
     options.hook = [&](const std::string& name) {
       if (step++ == stop) throw SaveError("stopped at " + name);
     };
-    const bool renamed =
-        steps[stop].rfind("sync folder " + made.folder.path(), 0) == 0 && stop + 1 == steps.size();
     EXPECT_THROW(write_export(model, made.folder / "out", options), SaveError) << steps[stop];
-    if (renamed) continue;  // it is whole then
+    if (stop + 1 == steps.size()) break;  // it stands, only its name may not be on the disk yet
     EXPECT_FALSE(std::filesystem::exists(made.folder / "out")) << steps[stop];
     for (const auto& entry : std::filesystem::directory_iterator(made.folder.path())) {
       EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << steps[stop];

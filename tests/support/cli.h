@@ -65,12 +65,13 @@ inline std::string last_line(const std::string& text) {
   return text.substr(begin == std::string::npos ? 0 : begin + 1, end - begin);
 }
 
-#define EXPECT_ANSWER(exit, expected_code, words)                                                  \
-  do {                                                                                             \
-    const Exit& e = (exit);                                                                        \
-    EXPECT_EQ(e.code, expected_code) << e.errors << e.output;                                      \
-    EXPECT_NE((e.errors + e.output).find(words), std::string::npos) << "no '" << words << "' in\n" \
-                                                                    << e.errors << e.output;       \
+#define EXPECT_ANSWER(exit, expected_code, words)                               \
+  do {                                                                          \
+    const Exit& answer_ = (exit);                                               \
+    EXPECT_EQ(answer_.code, expected_code) << answer_.errors << answer_.output; \
+    EXPECT_NE((answer_.errors + answer_.output).find(words), std::string::npos) \
+        << "no '" << words << "' in\n"                                          \
+        << answer_.errors << answer_.output;                                    \
   } while (false)
 
 }  // namespace fp4t::test

@@ -10,9 +10,10 @@
 namespace fp4t::test {
 namespace {
 
-// The `index`-th number in a cell of the first table row that begins so, below a heading.
-double measured(const std::string& heading, const std::string& row, size_t cell = 1, size_t index = 0) {
-  std::ifstream file(source_path("scripts/bench/RESULTS.md"));
+// The numbers in a cell of the first table row that begins so, below a heading of a page.
+std::vector<double> numbers_in(const std::string& page, const std::string& heading, const std::string& row,
+                               size_t cell) {
+  std::ifstream file(source_path(page));
   std::string line;
   while (std::getline(file, line) && line.find(heading) != 0) {
   }
@@ -21,21 +22,32 @@ double measured(const std::string& heading, const std::string& row, size_t cell 
   std::vector<std::string> cells;
   std::stringstream parts(line);
   for (std::string part; std::getline(parts, part, '|');) cells.push_back(part);
-  if (cells.size() <= cell + 1) {
-    ADD_FAILURE() << "RESULTS.md has no row " << row << " below " << heading;
-    return 0;
-  }
   std::vector<double> numbers;
+  if (cells.size() <= cell + 1) return numbers;
   std::string digits;
   for (const char c : cells[cell + 1] + " ") {
     if (std::isdigit(static_cast<unsigned char>(c)) || (c == '.' && !digits.empty())) {
       digits += c;
-    } else if (c != ',' && !digits.empty()) {
+    } else if (!digits.empty() && !std::isdigit(static_cast<unsigned char>(c)) && c != ',') {
       numbers.push_back(std::stod(digits));
       digits.clear();
     }
   }
+  return numbers;
+}
+
+// Of RESULTS.md.
+double measured(const std::string& heading, const std::string& row, size_t cell = 1, size_t index = 0) {
+  const std::vector<double> numbers = numbers_in("scripts/bench/RESULTS.md", heading, row, cell);
+  EXPECT_GT(numbers.size(), index) << "RESULTS.md has no row " << row << " below " << heading;
   return numbers.size() > index ? numbers[index] : 0;
+}
+
+// Of the table in engine/plan/README.md, whose last column is what is predicted now: rounded as printed.
+void expect_in_readme(const std::string& row, size_t index, double predicted, double step) {
+  const std::vector<double> numbers = numbers_in("engine/plan/README.md", "### Against measurement", row, 3);
+  ASSERT_GT(numbers.size(), index) << row;
+  EXPECT_NEAR(numbers[index], predicted, step / 2 * 1.001) << "engine/plan/README.md, " << row;
 }
 
 constexpr const char* kWhole = "## Whole model";
@@ -54,56 +66,69 @@ Planned on_h200(const std::string& recipe, const std::string& preset) {
 // Milliseconds of a step from tokens a second.
 double ms_of(double tokens_per_s) { return 32768 / tokens_per_s * 1e3; }
 
-void expect_step(const std::string& recipe, const std::string& preset, double forward_backward,
-                 double whole) {
+void expect_step(const std::string& recipe, const std::string& preset, const std::string& row,
+                 double forward_backward, double whole) {
   const Planned p = on_h200(recipe, preset);
   const StagePrediction stage = p.prediction().stages.at(0);
   const std::string name = recipe + " " + preset;
   expect_within(name + ", forward+backward, ms", stage.forward_backward_seconds * 1e3,
                 ms_of(forward_backward), kTime);
   expect_within(name + ", whole step, ms", stage.step_seconds() * 1e3, ms_of(whole), kTime);
+  expect_in_readme(row, 0, stage.forward_backward_seconds * 1e3, 0.1);
+  expect_in_readme(row, 2, stage.step_seconds() * 1e3, 0.1);  // behind a percentage
 }
 
 double gib(const Plan& plan) { return static_cast<double>(plan.memory.total_bytes()) / 0x1p30; }
 
 TEST(PlanMeasured, q6_in_bf16) {
-  expect_step("q6", "bf16", measured(kWhole, "Q6, 32,768 tokens, BF16, forward+backward"),
+  expect_step("q6", "bf16", "Q6, BF16, forward+backward; whole step",
+              measured(kWhole, "Q6, 32,768 tokens, BF16, forward+backward"),
               measured(kWhole, "Q6 whole step; forced balance"));
   const Planned p = on_h200("q6", "bf16");
   const double update = p.prediction().stages[0].phases[static_cast<size_t>(Phase::kUpdate)].total();
   expect_within("q6, update, ms", update * 1e3,
                 measured(kWhole, "Q6 optimizer step (norm, clip, AdamW, copies)"), kTime);
   expect_within("q6, GiB", gib(p.plan()), measured(kWhole, "Q6 memory"), kMemory);
+  expect_in_readme("optimizer step: Q6; M2", 0, update * 1e3, 0.1);
+  expect_in_readme("memory, GiB: Q6; M2", 0, gib(p.plan()), 0.01);
 }
 
 TEST(PlanMeasured, q6_in_emulated_nvfp4) {
-  expect_step("q6", "nvidia_nvfp4", measured(kWhole, "Q6 `nvidia_nvfp4` over our BF16, forward+backward"),
+  expect_step("q6", "nvidia_nvfp4", "Q6, `nvidia_nvfp4`",
+              measured(kWhole, "Q6 `nvidia_nvfp4` over our BF16, forward+backward"),
               measured(kWhole, "the same, whole step"));
 }
 
 TEST(PlanMeasured, m2_in_bf16) {
-  expect_step("m2", "bf16", measured(kWhole, "M2, 32,768 tokens, BF16, forward+backward"),
+  expect_step("m2", "bf16", "M2, BF16", measured(kWhole, "M2, 32,768 tokens, BF16, forward+backward"),
               measured(kWhole, "M2 whole step"));
   const Planned p = on_h200("m2", "bf16");
   const double update = p.prediction().stages[0].phases[static_cast<size_t>(Phase::kUpdate)].total();
   expect_within("m2, update, ms", update * 1e3, measured(kWhole, "M2 optimizer step"), kTime);
   expect_within("m2, GiB", gib(p.plan()), measured(kWhole, "M2 memory"), kMemory);
+  expect_in_readme("optimizer step: Q6; M2", 2, update * 1e3, 0.1);
+  expect_in_readme("memory, GiB: Q6; M2", 1, gib(p.plan()), 0.01);
 }
 
 TEST(PlanMeasured, m2_in_emulated_nvfp4) {
   const char* row = "M2 `nvidia_nvfp4` over our BF16, forward+backward; whole step";
-  expect_step("m2", "nvidia_nvfp4", measured(kWhole, row, 1, 0), measured(kWhole, row, 1, 1));
+  expect_step("m2", "nvidia_nvfp4", "M2, `nvidia_nvfp4`", measured(kWhole, row, 1, 0),
+              measured(kWhole, row, 1, 1));
 }
 
 TEST(PlanMeasured, q6_decodes) {
   for (const auto& [preset, cell] : {std::pair{"bf16", size_t{1}}, {"rl_nvfp4", size_t{3}}}) {
     const Planned p = on_h200("q6", preset);
+    size_t index = 0;
     for (const int64_t batch : {1, 16, 64, 256}) {
       const double rate = measured("### Decoding", std::to_string(batch), cell);
       const double ms =
           decode_call_ms(p.plan(), p.machine, p.plan().stages[0].precision.sampler.at(0), batch, 1024);
       expect_within(std::string("q6 ") + preset + ", decode " + std::to_string(batch) + ", ms", ms,
                     static_cast<double>(batch) / rate * 1e3, kTime);
+      const bool plain = std::string(preset) == "bf16";
+      expect_in_readme(plain ? "Q6 decode, BF16, batch 1, 16, 64, 256" : "Q6 decode, `rl_nvfp4`", index++, ms,
+                       0.01);
     }
   }
 }
@@ -113,6 +138,7 @@ TEST(PlanMeasured, the_quickstart_on_two_cores) {
   const Planned p = planned("configs/quickstart.yaml", "cpu");
   expect_within("quickstart, cpu, ms", p.prediction().stages.at(0).step_seconds() * 1e3,
                 measured(heading, "the recipe's own", 2), kTime);
+  expect_in_readme("quickstart, two CPU cores", 0, p.prediction().stages.at(0).step_seconds() * 1e3, 0.1);
   for (const char* preset : {"bf16", "mxfp8", "nvidia_nvfp4", "quartet2"}) {
     const Planned q =
         planned("configs/quickstart.yaml", "cpu", 1, {std::string("precision={preset: ") + preset + "}"});

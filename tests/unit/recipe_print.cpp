@@ -32,8 +32,8 @@ TEST(recipe_print, reads_back_as_the_same_recipe) {
   expect_round_trip(test::with_rl(),
                     {"stages[0].pretrain.eval.task={kind: sums, held_out: {fraction: 0.1}}",
                      "stages[0].pretrain.eval.prompts=['12+3=', \"a\\n\\t\\\"b\\\\\", 'é', yes, '5', ' ']",
-                     "stages[1].rl.task.held_out.fraction=0.1", "run.name='true'",
-                     "model.init={kind: import, path: ../w}", "run.dir='#1: x'"});
+                     "stages[1].rl.task.held_out.fraction=0.1", "run.name='true'", "model.init={std: 0.03}",
+                     "run.dir='#1: x'"});
 }
 
 TEST(recipe_print, every_kind_of_source_reads_back) {

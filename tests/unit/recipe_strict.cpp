@@ -250,7 +250,8 @@ TEST(recipe_strict, keys_without_effect_are_errors) {
   refuse("model.rope.factor=2", "model.rope.factor", "scaling is linear, llama3 or yarn");
   refuse("model.rope={scaling: linear, beta_fast: 3}", "model.rope.beta_fast", "scaling is yarn");
   refuse("model.moe.shared_hidden=64", "model.moe.shared_hidden", "shared_experts is at least 1");
-  refuse("model={from: x, init: {std: 0.1}}", "model.init", "not taken from a folder");
+  EXPECT_REFUSED(minimal(), (Set{"model.from=x", "model.init.std=0.1"}), "model.init", "has no effect",
+                 "not taken from a folder");
   refuse("stages[0].pretrain.data[0].wrong_fraction=0.5", "wrong_fraction", "kind is sums");
   refuse("stages[0].pretrain.data[0].low=5", "data[0].low", "kind is sums or countdown");
   refuse("stages[0].pretrain.data[0].field=x", "field", "kind is jsonl");

@@ -122,7 +122,7 @@ std::vector<HostileCase> hostile_cases() {
       {"tensor is a number", file_of("{\"w\":3}", ""), {"'w'", "unexpected"}},
       {"tensor is null", file_of("{\"w\":null}", ""), {"'w'", "unexpected null"}},
       {"C64", file_of(one("C64", "[2]", "[0,4]"), kFour), {"'w'", "'C64'", "supported: F32, BF16"}},
-      {"unknown type", file_of(one("F8_E4M3", "[4]", "[0,4]"), kFour), {"'w'", "'F8_E4M3'"}},
+      {"unknown type", file_of(one("F8_E5M2", "[4]", "[0,4]"), kFour), {"'w'", "'F8_E5M2'"}},
       {"type is a number", file_of(R"({"w":{"dtype":3}})", ""), {"'w'", "unexpected number 3 at dtype"}},
       {"negative dimension", file_of(one("F32", "[-1]", "[0,4]"), kFour), {"'w'", "-1"}},
       {"fractional dimension", file_of(one("F32", "[1.0]", "[0,4]"), kFour), {"'w'", "1.0"}},
