@@ -125,28 +125,18 @@ TEST(GpuComm, a_rank_that_does_not_come_is_noticed_in_the_queue) {
     comm->all_gather(x.data(), y.data(), 64);  // connected
     queue.synchronize();
     g_comm->barrier();
-    g_comm->set_timeout(1);
     if (g_comm->rank() > 0) {
+      g_comm->set_timeout(2);
       comm->all_gather(x.data(), y.data(), 64);
       queue.synchronize();
       EXPECT_THROW(comm->check(), WatchdogError);
       EXPECT_THROW(comm->all_gather(x.data(), y.data(), 64), WatchdogError);
-    }
-    g_comm->set_timeout(before);
-    g_comm->barrier();
-    if (g_comm->rank() == 0) {
-      // Its partners have gone: an error, or a call that nobody answers.
-      g_comm->set_timeout(1);
-      try {
-        comm->all_gather(x.data(), y.data(), 64);
-        queue.synchronize();
-        comm->check();
-        ADD_FAILURE() << "not noticed";
-      } catch (const Error&) {
-      }
       g_comm->set_timeout(before);
     }
+    g_comm->barrier();
+    g_comm->set_timeout(2);  // of the first rank's end: the others have given up and do not end with it
   }
+  g_comm->set_timeout(before);
   g_comm->barrier();
 }
 
