@@ -19,6 +19,9 @@ void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) con
                plan.max_cache_slots);
     FP4T_CHECK(rows.positions[t] < plan.max_cache_length, "position ", rows.positions[t],
                " in a cache of length ", plan.max_cache_length);
+    const int64_t entry = rows.slots[t] * pages_per_slot(plan) + rows.positions[t] / kKvPage;
+    FP4T_CHECK(pages[static_cast<size_t>(entry)] >= 0, "slot ", rows.slots[t], " has no page for position ",
+               rows.positions[t]);
   }
   FP4T_CHECK(static_cast<int64_t>(rows.logit_rows.size()) <= max_logit_rows(plan), rows.logit_rows.size(),
              " rows of logits, the plan has room for ", max_logit_rows(plan));
@@ -27,10 +30,11 @@ void Transformer::Impl::check_rows(const Pass& pass, const DecodeRows& rows) con
 
 KvCacheView Transformer::Impl::cache_of(int64_t layer, Format format) const {
   const CacheLayout layout = cache_layout(plan, format);
-  const Shape shape = {cache_slots(plan), plan.max_cache_length, dims.kv_width};
+  const Shape shape = {cache_pages(plan), kKvPage, dims.kv_width};
   char* base = static_cast<char*>(caches[static_cast<size_t>(layer)]);
   KvCacheView view;
   view.format = format == Format::kMxfp8 ? Format::kMxfp8 : Format::kBf16;
+  view.table = page_table;
   view.k = {base, layout.dtype, shape};
   view.v = {base + layout.values_bytes, layout.dtype, shape};
   if (format == Format::kMxfp8) {
@@ -41,10 +45,44 @@ KvCacheView Transformer::Impl::cache_of(int64_t layer, Format format) const {
   return view;
 }
 
+void Transformer::Impl::set_pages(int32_t slot, const std::vector<int32_t>& list) {
+  const int64_t most = pages_per_slot(plan), total = cache_pages(plan);
+  FP4T_CHECK(slot >= 0 && slot < plan.max_cache_slots, "slot ", slot, " of ", plan.max_cache_slots);
+  FP4T_CHECK(static_cast<int64_t>(list.size()) <= most, list.size(), " pages; a slot has room for ", most);
+  for (const int32_t page : list) FP4T_CHECK(page >= 0 && page < total, "page ", page, " of ", total);
+  const auto first = pages.begin() + slot * most;
+  std::fill(std::copy(list.begin(), list.end(), first), first + most, -1);
+  pages_changed = true;
+}
+
+void Transformer::Impl::enter_decoding() {
+  enter(Phase::kDecode);
+  if (!pages_changed) return;
+  queue.upload(page_table.data, pages.data(), page_table.bytes());
+  pages_changed = false;
+}
+
+void Transformer::Impl::copy_pages(const Pass& pass, const std::vector<int32_t>& from,
+                                   const std::vector<int32_t>& to) {
+  FP4T_CHECK_EQ(from.size(), to.size());
+  if (from.empty()) return;
+  forget();
+  enter_decoding();
+  const auto n = static_cast<int64_t>(from.size());
+  FP4T_CHECK(n <= token_blocks.tokens.dim(0), n, " pages at once");
+  upload(from, token_blocks.tokens);
+  upload(to, token_blocks.positions);
+  for (size_t l = 0; l < blocks.size(); ++l) {
+    run(queue, KvCopyPages{.from = token_blocks.tokens.rows(0, n),
+                           .to = token_blocks.positions.rows(0, n),
+                           .cache = cache_of(static_cast<int64_t>(l), pass.forward->kv_cache)});
+  }
+}
+
 TensorView Transformer::Impl::decode(const Pass& pass, const DecodeRows& rows) {
   check_rows(pass, rows);
   forget();
-  enter(Phase::kDecode);
+  enter_decoding();
   exchange.await_all_weights();  // outside a recording
   if (const int64_t bucket = recorded_rows(pass, rows)) return decode_recorded(pass, rows, nullptr, bucket);
   upload(rows.tokens, token_blocks.tokens);
@@ -232,7 +270,7 @@ Transformer::Drawn Transformer::Impl::draw_recorded(const Pass& pass, const Deco
                                                     const Draws& draws, int64_t bucket) {
   check_rows(pass, rows);
   forget();
-  enter(Phase::kDecode);
+  enter_decoding();
   exchange.await_all_weights();
   const TensorView drawn_from = decode_recorded(pass, rows, &draws, bucket);
   const int64_t n = drawn_from.dim(0);

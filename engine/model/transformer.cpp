@@ -34,6 +34,13 @@ Transformer::Impl::Impl(Queue& queue_in, Communicator& comm, const Plan& plan_in
   const ArenaTake take{step_arena};
   token_blocks = take_token_blocks(plan, take);
   phases_mark = step_arena.used_bytes();
+  const int64_t entries = plan.max_cache_slots * pages_per_slot(plan);
+  const int64_t own_pages = cache_pages(plan) - (cache_slots(plan) - plan.max_cache_slots);
+  pages.assign(static_cast<size_t>(cache_slots(plan) * pages_per_slot(plan)), -1);
+  for (int64_t i = 0; i < std::min(entries, own_pages); ++i)
+    pages[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  // The slot behind the last writes where nobody reads.
+  std::fill(pages.begin() + entries, pages.end(), static_cast<int32_t>(own_pages));
   enter(Phase::kTrain);
   params.initialise(queue, plan);
   if (plan.axes.ranks() == 1) return;
@@ -56,6 +63,10 @@ void Transformer::Impl::enter(Phase next) {
     for (int64_t l = 0; l < dims.layers; ++l) {
       caches.push_back(step_arena.take_bytes("key-value cache", max_cache_bytes(plan)));
     }
+    page_table = {step_arena.take_bytes("page table", page_table_bytes(plan)),
+                  DType::kI32,
+                  {cache_slots(plan), pages_per_slot(plan)}};
+    pages_changed = true;
   }
   phase = next;
   calls_mark = step_arena.used_bytes();
@@ -341,6 +352,17 @@ void Transformer::backward(const Pass& pass, const Scoring& scoring, float lse_s
 }
 TensorView Transformer::logits(const Pass& pass) { return impl_->logits_of_batch(pass); }
 TensorView Transformer::decode(const Pass& pass, const DecodeRows& rows) { return impl_->decode(pass, rows); }
+int64_t Transformer::num_pages() const {
+  const Plan& p = impl_->plan;
+  return cache_pages(p) - (cache_slots(p) - p.max_cache_slots);
+}
+void Transformer::set_pages(int32_t slot, const std::vector<int32_t>& pages) {
+  impl_->set_pages(slot, pages);
+}
+void Transformer::copy_pages(const Pass& pass, const std::vector<int32_t>& from,
+                             const std::vector<int32_t>& to) {
+  impl_->copy_pages(pass, from, to);
+}
 Transformer::Drawn Transformer::decode_and_draw(const Pass& pass, const DecodeRows& rows,
                                                 const Draws& draws) {
   return impl_->decode_and_draw(pass, rows, draws);

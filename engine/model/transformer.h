@@ -146,11 +146,17 @@ class Transformer {
   // appended, then logits [rows.size(), V] F32 of the rows listed in `logit_rows` are returned, valid
   // until the next call. Slots are reused freely: a row reads positions 0..its own of its slot. The cache
   // shares memory with the activations of forward, which ends what slots hold.
+  // Keys and values lie in pages of kKvPage positions. Slot s begins with the pages from s * pages_per_slot
+  // on, as many as there are; set_pages gives it others, maybe shared with slots that only read them too.
   struct DecodeRows {
     std::vector<int32_t> tokens, slots, positions;
     std::vector<int32_t> logit_rows;
   };
   TensorView decode(const Pass& pass, const DecodeRows& rows);
+  int64_t num_pages() const;
+  void set_pages(int32_t slot, const std::vector<int32_t>& pages);
+  // Contents of pages in all layers; none is written twice, or read and written.
+  void copy_pages(const Pass& pass, const std::vector<int32_t>& from, const std::vector<int32_t>& to);
 
   // Device buffers for drawing one token for each of `rows` logit rows (rows <= max_decode_tokens and
   // max_cache_slots), valid until the next forward or decode.

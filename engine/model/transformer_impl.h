@@ -24,6 +24,10 @@ struct Transformer::Impl {
   void backward(const Pass& pass, const Scoring& scoring, float lse_slope);
   TensorView logits_of_batch(const Pass& pass);
   TensorView decode(const Pass& pass, const DecodeRows& rows);
+  void set_pages(int32_t slot, const std::vector<int32_t>& pages);
+  void copy_pages(const Pass& pass, const std::vector<int32_t>& from, const std::vector<int32_t>& to);
+  // The decoding phase, with its page table in place.
+  void enter_decoding();
   Drawn decode_and_draw(const Pass& pass, const DecodeRows& rows, const Draws& draws);
 
   // Inputs of a decode call on the device.
@@ -78,7 +82,10 @@ struct Transformer::Impl {
   Param *embedding, *final_weight;
 
   TokenBlocks token_blocks;
-  std::vector<void*> caches;  // of the decoding phase, a layer each
+  std::vector<void*> caches;   // of the decoding phase, a layer each
+  std::vector<int32_t> pages;  // [slots][pages_per_slot], -1: none; page_table on the device follows it
+  bool pages_changed = true;
+  TensorView page_table;
 
   // Phases overlay in the step arena: each begins at `phases_mark`, its calls at `calls_mark`.
   Phase phase = Phase::kNone;

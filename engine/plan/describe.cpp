@@ -161,7 +161,8 @@ std::string describe(const Plan& plan) {
   text += detail::concat("  largest forward-backward ", grouped(plan.max_tokens), " tokens");
   if (plan.max_cache_slots > 0) {
     text += detail::concat("; generation ", plan.max_cache_slots, " sequences of up to ",
-                           plan.max_cache_length, " positions, ", plan.max_decode_tokens, " rows a call");
+                           plan.max_cache_length, " positions in ", cache_pages(plan), " pages of ", kKvPage,
+                           ", ", plan.max_decode_tokens, " rows a call");
   }
   text += "\n";
   for (const StagePlan& stage : plan.stages) {

@@ -372,6 +372,19 @@ LogitBlocks take_logits(const Plan& plan, const ModelDims& d, Take&& take) {
   return b;
 }
 
+// Sequences that a cache holds; on a GPU one more than the plan's, for rows that fill up a recorded call.
+int64_t cache_slots(const Plan& plan);
+// Positions of a page of the key-value cache: few are wasted behind a sequence's end, and what a warp reads
+// together lies in one.
+inline constexpr int64_t kKvPage = 32;
+// Pages that the longest sequence has; pages of the cache, on a GPU one more for rows that fill up a recorded
+// call. Sequences of one prompt share the pages that it fills.
+int64_t pages_per_slot(const Plan& plan);
+int64_t cache_pages(const Plan& plan);
+inline int64_t page_table_bytes(const Plan& plan) {
+  return cache_slots(plan) * pages_per_slot(plan) * static_cast<int64_t>(sizeof(int32_t));
+}
+
 // Bytes of one layer's key-value cache in a format; its four parts follow one another, 64-byte aligned.
 struct CacheLayout {
   DType dtype;
@@ -379,8 +392,6 @@ struct CacheLayout {
   int64_t total_bytes() const { return 2 * (values_bytes + scales_bytes); }
 };
 CacheLayout cache_layout(const Plan& plan, Format format);
-// Sequences that a cache holds; on a GPU one more than the plan's, for rows that fill up a recorded call.
-int64_t cache_slots(const Plan& plan);
 int64_t max_cache_bytes(const Plan& plan);
 
 // Logit rows that a decode call may ask for.

@@ -129,6 +129,7 @@ StepPrice price_step(const Plan& plan, const ModelDims& dims) {
   }
   if (plan.max_cache_slots > 0) {
     for (int64_t l = 0; l < dims.layers; ++l) s.decode.add("key-value cache", max_cache_bytes(plan));
+    s.decode.add("page table", page_table_bytes(plan));
     take_batch_acts(plan, dims, {}, plan.max_decode_tokens, Keep::kNothing, s.decode);
     take_decode_head(dims, max_logit_rows(plan), s.decode);
   }

@@ -335,6 +335,7 @@ void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int6
   plan.max_tokens = prompt_tokens;
   plan.max_cache_slots = samples;
   plan.max_cache_length = length;
+  plan.max_cache_pages = 0;
   plan.max_decode_tokens = std::max(prompt_tokens, samples);
   plan.memory = plan_memory(plan);
   const std::string obstacle = memory_obstacle(plan);

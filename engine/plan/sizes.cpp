@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/plan/layout.h"
 #include "kernels/base/numeric.h"
 
 namespace fp4t {
@@ -22,11 +23,20 @@ struct DecodeNeeds {
   int64_t slots = 0;
   int64_t prompt = 0;  // tokens of the longest
   int64_t length = 0;  // prompt and completion
+  int64_t pages = 0;   // of the cache
 
-  void add(int64_t sequences, int64_t prompt_tokens, int64_t new_tokens) {
+  // `samples` of each prompt: they share the pages that the prompt fills, and a shorter prompt fills fewer
+  // but leaves its completions no more than a page more.
+  void add(int64_t sequences, int64_t prompt_tokens, int64_t new_tokens, int64_t samples,
+           int64_t max_positions) {
     slots = std::max(slots, sequences);
     prompt = std::max(prompt, prompt_tokens);
     length = std::max(length, prompt_tokens + new_tokens);
+    const int64_t all = ceil_div(std::min(prompt_tokens + new_tokens, max_positions), kKvPage);
+    const int64_t own = std::min(all, ceil_div(new_tokens, kKvPage) + 1);
+    const int64_t prompts = ceil_div(sequences, samples) + 1;  // in flight: the first and the last in part
+    const int64_t shared = prompts * ceil_div(prompt_tokens, kKvPage);
+    pages = std::max({pages, all + 1, std::min(sequences * all, sequences * own + shared)});
   }
 };
 
@@ -57,12 +67,13 @@ void add_eval(const Plan& plan, const EvalSpec& eval, const std::string& path, D
     check_prompt(plan, path + "eval.task", prompt, problems);
     const int64_t sequences =
         eval.task_problems > 0 ? eval.task_problems * std::max<int64_t>(eval.task_samples, 1) : kEvalSlots;
-    needs.add(std::min(sequences, kEvalSlots), prompt, eval.max_tokens);
+    needs.add(std::min(sequences, kEvalSlots), prompt, eval.max_tokens,
+              std::max<int64_t>(eval.task_samples, 1), plan.model.max_positions);
   }
   for (size_t i = 0; i < eval.prompts.size(); ++i) {
     const int64_t prompt = most_tokens(plan, eval.prompts[i]);
     check_prompt(plan, detail::concat(path, "eval.prompts[", i, "]"), prompt, problems);
-    needs.add(1, prompt, eval.max_tokens);
+    needs.add(1, prompt, eval.max_tokens, 1, plan.model.max_positions);
   }
 }
 
@@ -108,7 +119,8 @@ void size_rl(Plan& plan, const RlSpec& spec, const std::string& path, DecodeNeed
                 detail::concat(spec.objective.micro_tokens, " does not hold one sequence, which has up to ",
                                length, " tokens (prompt and sampling.max_tokens)"));
   }
-  needs.add(std::min(sequences, spec.sampling.max_batch), prompt, spec.sampling.max_tokens);
+  needs.add(std::min(sequences, spec.sampling.max_batch), prompt, spec.sampling.max_tokens,
+            spec.sampling.samples, plan.model.max_positions);
   plan.max_tokens = std::max(plan.max_tokens, std::min(spec.objective.micro_tokens, sequences * length));
   add_eval(plan, spec.eval, path, needs, problems);
 }
@@ -139,6 +151,7 @@ void size_plan(Plan& plan, ProblemList& problems) {
   }
   plan.max_cache_slots = needs.slots;
   plan.max_cache_length = std::min(needs.length, plan.model.max_positions);
+  plan.max_cache_pages = needs.pages;
   // Prefill in calls as large as a training forward: the two phases share their memory.
   plan.max_decode_tokens =
       std::max({needs.slots, needs.prompt, std::min(needs.slots * needs.prompt, plan.max_tokens)});

@@ -64,14 +64,14 @@ void attention_cached(Queue& queue, const AttentionCached& op) {
   const HeadLayout layout = {op.heads, op.kv_heads, op.head_dim};
   const KvCacheView& cache = op.cache;
   const int32_t *slot = op.slots.as<int32_t>(), *positions = op.positions.as<int32_t>();
-  for (int64_t t = 0; t < op.qkv.dim(0); ++t) cache_row(op.kName, cache, slot[t], positions[t]);
+  for (int64_t t = 0; t < op.qkv.dim(0); ++t) checked_cache_row(op.kName, cache, slot[t], positions[t]);
   const std::vector<RowSpan> runs = runs_of(slot, op.qkv.dim(0));
   const auto work = [&](int64_t item) {
     const RowSpan& run = runs[static_cast<size_t>(item / op.kv_heads)];
     const int64_t kv_head = item % op.kv_heads, dim = op.head_dim;
-    const int64_t first = slot[run.begin] * cache.k.dim(1);
+    const int64_t own = slot[run.begin];
     const Keys keys(*std::max_element(positions + run.begin, positions + run.end) + 1, dim);
-    const auto element = [&](int64_t j) { return ((first + j) * op.kv_heads + kv_head) * dim; };
+    const auto element = [&](int64_t j) { return (cache_row(cache, own, j) * op.kv_heads + kv_head) * dim; };
     const auto load_from = [&](const TensorView& values, const TensorView& scales) {
       return [&](int64_t j, int64_t c, int64_t n, float* columns) {
         load_kv<T>(cache.format, values, scales, element(j) + c, n, columns);

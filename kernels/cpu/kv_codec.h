@@ -17,11 +17,22 @@ namespace fp4t::cpu {
 
 constexpr int64_t kKvBlock = 32;
 
-// Checks the place of a row in a cache and returns slot * max_length + position.
-inline int64_t cache_row(const char* op, const KvCacheView& cache, int32_t slot, int32_t position) {
-  FP4T_CHECK(slot >= 0 && slot < cache.k.dim(0), op, ": slot ", slot, " of ", cache.k.dim(0));
-  FP4T_CHECK(position >= 0 && position < cache.k.dim(1), op, ": position ", position, " of ", cache.k.dim(1));
-  return slot * cache.k.dim(1) + position;
+// The row of a cache's k and v that holds a position of a slot.
+inline int64_t cache_row(const KvCacheView& cache, int64_t slot, int64_t position) {
+  const int64_t length = cache.k.dim(1);
+  if (!cache.is_paged()) return slot * length + position;
+  const int64_t page = cache.table.as<int32_t>()[slot * cache.table.dim(1) + position / length];
+  return page * length + position % length;
+}
+
+// The same of places that come from outside, checked.
+inline int64_t checked_cache_row(const char* op, const KvCacheView& cache, int32_t slot, int32_t position) {
+  FP4T_CHECK(slot >= 0 && slot < cache.slots(), op, ": slot ", slot, " of ", cache.slots());
+  FP4T_CHECK(position >= 0 && position < cache.max_length(), op, ": position ", position, " of ",
+             cache.max_length());
+  const int64_t row = cache_row(cache, slot, position), rows = cache.k.dim(0) * cache.k.dim(1);
+  FP4T_CHECK(row >= 0 && row < rows, op, ": slot ", slot, " has no page for position ", position);
+  return row;
 }
 
 // One block: 32 codes; returns the scale byte.

@@ -23,18 +23,42 @@ struct Shared {
   CachedTile tile;  // here, not in registers: they are few
 };
 
-// As load_tile, from codes; `scales` is the scale of the row's first block.
+// Where the keys of a tile lie: element (key, column) at row_of(key) * stride + first + column.
+struct KeyPlaces {
+  const CachePlaces& places;
+  int32_t slot;
+  int64_t stride, first;
+  __device__ __forceinline__ int64_t operator()(int key, int column) const {
+    return places.row_of(slot, key) * stride + first + column;
+  }
+};
+
+// As load_tile, of keys [key, key + kBlockKeys).
+template <int kD>
+__device__ __forceinline__ void load_values(uint32_t tile, const Bf16* values, const KeyPlaces& places,
+                                            int key, int valid, int columns) {
+  constexpr int kChunks = kD / 8;
+  const int thread = thread_now(), chunk = thread % kChunks;
+#pragma unroll 4
+  for (int row = thread / kChunks; row < kBlockKeys; row += kThreads / kChunks) {
+    const bool zero = row >= valid || chunk * 8 >= columns;
+    cp_async16(tile + tile_offset(kBlockKeys, row, chunk),
+               zero ? values : values + places(key + row, chunk * 8), zero ? 0 : 16);
+  }
+}
+
+// The same from codes.
 template <int kD>
 __device__ __forceinline__ void load_codes(uint32_t tile, const uint8_t* codes, const uint8_t* scales,
-                                           int64_t stride, int valid, int columns) {
+                                           const KeyPlaces& places, int key, int valid, int columns) {
   constexpr int kChunks = kD / 16;
   const int thread = thread_now(), chunk = thread % kChunks;
 #pragma unroll 2
   for (int row = thread / kChunks; row < kBlockKeys; row += kThreads / kChunks) {
     uint32_t word[8] = {};
     if (row < valid && chunk * 16 < columns) {
-      decode_codes(*reinterpret_cast<const uint4*>(codes + row * stride + chunk * 16),
-                   scales[row * (stride / kKvBlock) + chunk / 2], word);
+      const int64_t at = places(key + row, chunk * 16);
+      decode_codes(*reinterpret_cast<const uint4*>(codes + at), scales[at / kKvBlock], word);
     }
     store_shared16(tile + tile_offset(kBlockKeys, row, 2 * chunk), {word[0], word[1], word[2], word[3]});
     store_shared16(tile + tile_offset(kBlockKeys, row, 2 * chunk + 1), {word[4], word[5], word[6], word[7]});
@@ -44,18 +68,16 @@ __device__ __forceinline__ void load_codes(uint32_t tile, const uint8_t* codes, 
 template <int kD, bool kCoded>
 __device__ void load_block(const Cached& args, const CachedTile& tile, int b, Shared<kD>& shared) {
   const int64_t dim = args.shape.head_dim, stride = args.shape.kv_heads * dim;
-  const int64_t row = args.places.slots[tile.begin] * args.places.max_length + int64_t{b} * kBlockKeys;
-  const int64_t first = row * stride + tile.kv_head * dim;
+  const KeyPlaces places{args.places, args.places.slots[tile.begin], stride, tile.kv_head * dim};
+  const int key = b * kBlockKeys;
   const int valid = tile.max_keys - b * kBlockKeys, columns = static_cast<int>(dim);
   const uint32_t k = shared_address(shared.k[b % 2]), v = shared_address(shared.v[b % 2]);
   if constexpr (kCoded) {
-    load_codes<kD>(k, static_cast<const uint8_t*>(args.k) + first, args.k_scales + first / kKvBlock, stride,
-                   valid, columns);
-    load_codes<kD>(v, static_cast<const uint8_t*>(args.v) + first, args.v_scales + first / kKvBlock, stride,
-                   valid, columns);
+    load_codes<kD>(k, static_cast<const uint8_t*>(args.k), args.k_scales, places, key, valid, columns);
+    load_codes<kD>(v, static_cast<const uint8_t*>(args.v), args.v_scales, places, key, valid, columns);
   } else {
-    load_tile<kD, kThreads>(k, kBlockKeys, static_cast<const Bf16*>(args.k) + first, stride, valid, columns);
-    load_tile<kD, kThreads>(v, kBlockKeys, static_cast<const Bf16*>(args.v) + first, stride, valid, columns);
+    load_values<kD>(k, static_cast<const Bf16*>(args.k), places, key, valid, columns);
+    load_values<kD>(v, static_cast<const Bf16*>(args.v), places, key, valid, columns);
   }
   cp_async_commit();
 }
@@ -157,6 +179,7 @@ void run(Queue& queue, const AttentionCached& op) {
   if (!attention_on_tensor_cores(op.qkv.dtype, op.head_dim, op.scale)) return general_attention(queue, op);
   const KvCacheView& cache = op.cache;
   const bool coded = cache.format == Format::kMxfp8;
+  FP4T_CHECK(cache.k.dim(0) * cache.k.dim(1) <= INT32_MAX, op.kName, ": more positions than 32 bits count");
   for (const TensorView& values : {cache.k, cache.v}) {
     FP4T_CHECK(aligned16(values.data), op.kName, ": the cache must start at a multiple of 16 bytes");
   }
@@ -167,7 +190,9 @@ void run(Queue& queue, const AttentionCached& op) {
   args.qkv = qkv.as<Bf16>();
   args.shape = {op.heads, op.kv_heads, op.head_dim};
   args.rows = op.qkv.dim(0);
-  args.places = {op.slots.as<int32_t>(), op.positions.as<int32_t>(), cache.k.dim(0), cache.k.dim(1)};
+  args.columns = static_cast<int>(op.head_dim);
+  args.kv_stride = static_cast<int>(op.kv_heads * op.head_dim);
+  args.places = CachePlaces::of(op.slots, op.positions, cache);
   args.k = cache.k.data;
   args.v = cache.v.data;
   if (coded) {

@@ -12,6 +12,7 @@ struct Cached {
   const Bf16* qkv;
   HeadShape shape;
   int64_t rows;
+  int columns, kv_stride;  // head_dim; elements from row to row of the cache
   CachePlaces places;
   const void *k, *v;
   const uint8_t *k_scales, *v_scales;  // null: values

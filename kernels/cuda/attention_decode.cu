@@ -58,20 +58,31 @@ __device__ __forceinline__ void multiply_values(uint32_t p, uint32_t v, Fragment
   }
 }
 
-// What a warp reads of a split: element (key, column) of its key head is at first + key * stride + column.
+// What a warp reads of a split: element (key, column) of its key head is at
+// row_of(slot, key) * stride + first + column. The keys that a warp reads together, and those of a quarter of
+// a block's values, lie in one page: pages hold a multiple of 32.
 template <int kD, bool kCoded>
 struct Loader {
   const Cached& args;
   Shared<kD, kCoded>& shared;
-  int64_t first, stride;
-  int max_keys, columns, warp, lane;
+  int32_t slot;
+  int first;
+  int max_keys, warp, lane;
   // Of key `lane`, by block; of keys lane + 32 i. Read ahead: nothing may wait for them before they are
   // needed.
   uint8_t key_scales[kD / kKvBlock], value_scales[kBlockKeys / 32];
 
+  // From the arguments, not in registers: those are all in use.
+  __device__ __forceinline__ int stride() const { return args.kv_stride; }
+  __device__ __forceinline__ int columns() const { return args.columns; }
+
   __device__ __forceinline__ uint32_t key_tile() const { return shared_address(shared.tile[warp]); }
   __device__ __forceinline__ uint32_t value_tile() const {
     return kCoded ? key_tile() : key_tile() + Shared<kD, kCoded>::kPart * 2;
+  }
+  // Element (key, 0), of a key behind the last too.
+  __device__ __forceinline__ int64_t at(int key) const {
+    return int64_t{args.places.small_row_of(slot, key < max_keys ? key : 0)} * stride() + first;
   }
   __device__ __forceinline__ uint32_t codes(bool values) const {
     return shared_address(shared.codes[warp]) + (values ? Shared<kD, kCoded>::kPart : 0);
@@ -81,25 +92,26 @@ struct Loader {
   __device__ __forceinline__ void load_keys(int b) {
     constexpr int kElements = kCoded ? 16 : 8, kChunks = kD / kElements;
     const int key = b * kBlockKeys + warp * kWarpKeys;
+    const int64_t base = at(key);
 #pragma unroll 4
     for (int i = lane; i < kWarpKeys * kChunks; i += 32) {
       const int row = i / kChunks, chunk = i % kChunks;
-      const bool there = key + row < max_keys && chunk * kElements < columns;
-      const int64_t at = there ? first + (key + row) * stride + chunk * kElements : 0;
+      const bool there = key + row < max_keys && chunk * kElements < columns();
+      const int64_t from = there ? base + row * stride() + chunk * kElements : 0;
       if constexpr (kCoded) {
         cp_async16(codes(false) + static_cast<uint32_t>(row * kD + (chunk ^ (row % kChunks)) * 16),
-                   static_cast<const uint8_t*>(args.k) + at, there ? 16 : 0);
+                   static_cast<const uint8_t*>(args.k) + from, there ? 16 : 0);
       } else {
-        cp_async16(key_tile() + tile_offset(kWarpKeys, row, chunk), static_cast<const Bf16*>(args.k) + at,
+        cp_async16(key_tile() + tile_offset(kWarpKeys, row, chunk), static_cast<const Bf16*>(args.k) + from,
                    there ? 16 : 0);
       }
     }
     if constexpr (kCoded) {
       const bool there = key + lane < max_keys;
-      const uint8_t* scales = args.k_scales + (first + (key + lane) * stride) / kKvBlock;
+      const uint8_t* scales = args.k_scales + (base + lane * stride()) / kKvBlock;
 #pragma unroll
       for (int i = 0; i < kD / kKvBlock; ++i) {
-        key_scales[i] = there && i * kKvBlock < columns ? scales[i] : uint8_t{0};
+        key_scales[i] = there && i * kKvBlock < columns() ? scales[i] : uint8_t{0};
       }
     }
     cp_async_commit();
@@ -109,26 +121,26 @@ struct Loader {
   __device__ __forceinline__ void load_values(int b) {
     constexpr int kElements = kCoded ? 16 : 8, kChunks = kD / 4 / kElements;
     const int key = b * kBlockKeys, column = warp * (kD / 4);
-#pragma unroll 4
-    for (int i = lane; i < kBlockKeys * kChunks; i += 32) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      const bool there = key + row < max_keys && column + chunk * kElements < columns;
-      const int64_t at = there ? first + (key + row) * stride + column + chunk * kElements : 0;
-      if constexpr (kCoded) {
-        cp_async16(codes(true) + static_cast<uint32_t>(i * 16), static_cast<const uint8_t*>(args.v) + at,
-                   there ? 16 : 0);
-      } else {
-        cp_async16(value_tile() + column_offset<kD>(row, chunk), static_cast<const Bf16*>(args.v) + at,
-                   there ? 16 : 0);
-      }
-    }
-    if constexpr (kCoded) {
 #pragma unroll
-      for (int i = 0; i < kBlockKeys / 32; ++i) {
-        const int row = key + lane + 32 * i;
-        value_scales[i] = row < max_keys && column < columns
-                              ? args.v_scales[(first + row * stride + column) / kKvBlock]
-                              : uint8_t{0};
+    for (int part = 0; part < kBlockKeys / kWarpKeys; ++part) {
+      const int first_key = key + part * kWarpKeys;
+      const int64_t base = at(first_key) + column;
+#pragma unroll 1
+      for (int i = lane; i < kWarpKeys * kChunks; i += 32) {
+        const int row = i / kChunks, chunk = i % kChunks;
+        const bool there = first_key + row < max_keys && column + chunk * kElements < columns();
+        const int64_t from = there ? base + row * stride() + chunk * kElements : 0;
+        if constexpr (kCoded) {
+          cp_async16(codes(true) + static_cast<uint32_t>((part * kWarpKeys * kChunks + i) * 16),
+                     static_cast<const uint8_t*>(args.v) + from, there ? 16 : 0);
+        } else {
+          cp_async16(value_tile() + column_offset<kD>(part * kWarpKeys + row, chunk),
+                     static_cast<const Bf16*>(args.v) + from, there ? 16 : 0);
+        }
+      }
+      if constexpr (kCoded) {
+        const bool there = first_key + lane < max_keys && column < columns();
+        value_scales[part] = there ? args.v_scales[(base + lane * stride()) / kKvBlock] : uint8_t{0};
       }
     }
     cp_async_commit();
@@ -287,12 +299,11 @@ __device__ void attend_split(const Cached& args, const CachedTile& tile, int spl
   const int last_block = (tile.max_keys + kBlockKeys - 1) / kBlockKeys;
   const int end_block = kAll ? last_block : min(last_block, first_block + kSplitBlocks);
   if (first_block >= end_block) return;
-  const int64_t dim = args.shape.head_dim, stride = args.shape.kv_heads * dim;
-  const int64_t slot_row = args.places.slots[tile.begin] * args.places.max_length;
+  const int64_t dim = args.shape.head_dim;
   // Behind the split's end are the keys of others.
   const int max_keys = kAll ? tile.max_keys : min(tile.max_keys, (split + 1) * kSplitKeys);
-  const int64_t first = slot_row * stride + tile.kv_head * dim;
-  Loader<kD, kCoded> loader{args, shared, first, stride, max_keys, static_cast<int>(dim), warp, lane, {}, {}};
+  Loader<kD, kCoded> loader{
+      args, shared, args.places.slots[tile.begin], tile.kv_head * args.columns, max_keys, warp, lane, {}, {}};
   load_queries(args, tile, shared);
   loader.load_keys(first_block);
   loader.load_values(first_block);

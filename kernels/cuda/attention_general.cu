@@ -25,16 +25,32 @@ struct PackedKeys {
   __device__ float value(int64_t j, int64_t d) const { return to_f32(v[j * stride + d]); }
 };
 
+// The same in a cache: element (row, 0) of the head is at row_of(slot, row) * stride + first.
+template <class T>
+struct CachedKeys {
+  const T *k, *v;
+  CachePlaces places;
+  int32_t slot;
+  int64_t first, stride;
+  __device__ int64_t at(int64_t j, int64_t d) const {
+    return places.row_of(slot, static_cast<int32_t>(j)) * stride + first + d;
+  }
+  __device__ float key(int64_t j, int64_t d) const { return to_f32(k[at(j, d)]); }
+  __device__ float value(int64_t j, int64_t d) const { return to_f32(v[at(j, d)]); }
+};
+
 template <class T>
 struct CodedKeys {
   const uint8_t *k, *v, *k_scales, *v_scales;
-  int64_t first, stride;  // element (row 0, dimension 0), and from row to row
+  CachePlaces places;
+  int32_t slot;
+  int64_t first, stride;
   __device__ float key(int64_t j, int64_t d) const { return at(k, k_scales, j, d); }
   __device__ float value(int64_t j, int64_t d) const { return at(v, v_scales, j, d); }
 
  private:
   __device__ float at(const uint8_t* codes, const uint8_t* scales, int64_t j, int64_t d) const {
-    const int64_t i = first + j * stride + d;
+    const int64_t i = places.row_of(slot, static_cast<int32_t>(j)) * stride + first + d;
     return to_f32(decode_kv<T>(codes[i], e8m0_value(scales[i / kKvBlock])));
   }
 };
@@ -66,10 +82,8 @@ struct CacheSource {
   __device__ int64_t num_keys(int64_t t) const {
     return places.row(t, sink) < 0 ? 0 : int64_t{places.positions[t]} + 1;
   }
-  __device__ PackedKeys<T> keys(int64_t t, int64_t kv_head) const {
-    const int64_t stride = shape.kv_heads * shape.head_dim;
-    const int64_t first = places.slots[t] * places.max_length * stride + kv_head * shape.head_dim;
-    return {k + first, v + first, stride};
+  __device__ CachedKeys<T> keys(int64_t t, int64_t kv_head) const {
+    return {k, v, places, places.slots[t], kv_head * shape.head_dim, shape.kv_heads * shape.head_dim};
   }
 };
 
@@ -84,10 +98,14 @@ struct CodedSource {
     return places.row(t, sink) < 0 ? 0 : int64_t{places.positions[t]} + 1;
   }
   __device__ CodedKeys<T> keys(int64_t t, int64_t kv_head) const {
-    const int64_t stride = shape.kv_heads * shape.head_dim;
-    return {
-        k,     v, k_scales, v_scales, places.slots[t] * places.max_length * stride + kv_head * shape.head_dim,
-        stride};
+    return {k,
+            v,
+            k_scales,
+            v_scales,
+            places,
+            places.slots[t],
+            kv_head * shape.head_dim,
+            shape.kv_heads * shape.head_dim};
   }
 };
 
@@ -264,8 +282,7 @@ void general_attention(Queue& queue, const AttentionForward& op) {
 void general_attention(Queue& queue, const AttentionCached& op) {
   const HeadShape shape = checked_shape(op);
   const KvCacheView& cache = op.cache;
-  const CachePlaces places{op.slots.as<int32_t>(), op.positions.as<int32_t>(), cache.k.dim(0),
-                           cache.k.dim(1)};
+  const CachePlaces places = CachePlaces::of(op.slots, op.positions, cache);
   const FaultSink sink = fault_sink(queue, op.kName);
   for_float_type(op.qkv.dtype, [&](auto type) {
     using T = decltype(type);

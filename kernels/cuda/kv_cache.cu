@@ -73,6 +73,21 @@ __global__ void __launch_bounds__(kThreads)
   store_kv_block<kVectors>(x, at);
 }
 
+// One thread a piece of 16 bytes, or a byte where pages are no multiple of that.
+template <class Piece>
+__global__ void __launch_bounds__(kThreads)
+    copy_pages(const int32_t* from, const int32_t* to, int64_t count, int64_t pages, int64_t page_pieces,
+               Piece* data, FaultSink sink) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= count * page_pieces) return;
+  const int64_t n = i / page_pieces, piece = i % page_pieces, source = from[n], target = to[n];
+  if (source < 0 || source >= pages || target < 0 || target >= pages) {
+    if (piece == 0) report(sink, FaultKind::kIndex, n, source < 0 || source >= pages ? from[n] : to[n]);
+    return;
+  }
+  data[target * page_pieces + piece] = data[source * page_pieces + piece];
+}
+
 unsigned grid_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
 // Rows of the packed tensor start at multiples of 16 bytes, and so do their k and v parts.
@@ -86,8 +101,7 @@ void append(Queue& queue, const KvAppend& op) {
   const int64_t rows = op.qkv.dim(0), width = op.qkv.dim(1), first = op.heads * op.head_dim;
   const int64_t kv_width = op.kv_heads * op.head_dim;
   const KvCacheView& cache = op.cache;
-  const CachePlaces places{op.slots.as<int32_t>(), op.positions.as<int32_t>(), cache.k.dim(0),
-                           cache.k.dim(1)};
+  const CachePlaces places = CachePlaces::of(op.slots, op.positions, cache);
   const FaultSink sink = fault_sink(queue, op.kName);
   const cudaStream_t stream = stream_of(queue);
   const T* qkv = op.qkv.as<T>();
@@ -115,6 +129,26 @@ void append(Queue& queue, const KvAppend& op) {
 void run(Queue& queue, const KvAppend& op) {
   if (op.qkv.dim(0) == 0) return;
   for_float_type(op.qkv.dtype, [&](auto type) { append<decltype(type)>(queue, op); });
+}
+
+void run(Queue& queue, const KvCopyPages& op) {
+  const int64_t count = op.from.dim(0), pages = op.cache.k.dim(0);
+  if (count == 0) return;
+  const FaultSink sink = fault_sink(queue, op.kName);
+  const auto copy = [&](auto* data, int64_t page_pieces) {
+    copy_pages<<<grid_of(count * page_pieces), kThreads, 0, stream_of(queue)>>>(
+        op.from.as<int32_t>(), op.to.as<int32_t>(), count, pages, page_pieces, data, sink);
+    check_launch(op.kName);
+  };
+  for (const TensorView& part : {op.cache.k, op.cache.v, op.cache.k_scales, op.cache.v_scales}) {
+    if (!part.data) continue;
+    const int64_t bytes = part.bytes() / pages;
+    if (bytes % 16 == 0 && aligned16(part.data)) {
+      copy(static_cast<uint4*>(part.data), bytes / 16);
+    } else {
+      copy(static_cast<uint8_t*>(part.data), bytes);
+    }
+  }
 }
 
 void run(Queue& queue, const KvRound& op) {

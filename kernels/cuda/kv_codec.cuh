@@ -18,8 +18,37 @@ struct CachePlaces {
   const int32_t* slots;
   const int32_t* positions;
   int64_t num_slots, max_length;
+  const int32_t* table;                // null: slot s has page s alone
+  int32_t pages_per_slot, page_shift;  // a page's length is 1 << page_shift
+  int64_t num_pages;
 
-  // slot * max_length + position of a row; -1 and a fault where that is outside of the cache.
+  __host__ static CachePlaces of(const TensorView& slots, const TensorView& positions,
+                                 const KvCacheView& cache) {
+    CachePlaces p{
+        slots.as<int32_t>(), positions.as<int32_t>(), cache.slots(), cache.max_length(), nullptr, 0, 0,
+        cache.k.dim(0)};
+    if (!cache.is_paged()) return p;
+    p.table = cache.table.as<int32_t>();
+    p.pages_per_slot = static_cast<int32_t>(cache.table.dim(1));
+    while ((int64_t{1} << p.page_shift) < cache.k.dim(1)) ++p.page_shift;
+    return p;
+  }
+
+  // The row of k and v that holds a position of a slot; neighbouring positions of a page, neighbouring rows.
+  __device__ __forceinline__ int64_t row_of(int32_t slot, int32_t position) const {
+    if (table == nullptr) return slot * max_length + position;
+    const int64_t page = table[int64_t{slot} * pages_per_slot + (position >> page_shift)];
+    return (page << page_shift) + (position & ((1 << page_shift) - 1));
+  }
+
+  // The same in 32 bits, where the cache has fewer rows than that.
+  __device__ __forceinline__ int32_t small_row_of(int32_t slot, int32_t position) const {
+    if (table == nullptr) return slot * static_cast<int32_t>(max_length) + position;
+    const int32_t page = table[int64_t{slot} * pages_per_slot + (position >> page_shift)];
+    return (page << page_shift) + (position & ((1 << page_shift) - 1));
+  }
+
+  // That of a row of the batch; -1 and a fault where it is outside of the cache.
   __device__ int64_t row(int64_t t, const FaultSink& sink) const {
     const int32_t slot = slots[t], position = positions[t];
     if (slot < 0 || slot >= num_slots) {
@@ -30,7 +59,12 @@ struct CachePlaces {
       report(sink, FaultKind::kIndex, t, position);
       return -1;
     }
-    return slot * max_length + position;
+    const int64_t place = row_of(slot, position);
+    if (place < 0 || (table != nullptr && place >> page_shift >= num_pages)) {
+      report(sink, FaultKind::kIndex, t, position);
+      return -1;
+    }
+    return place;
   }
 };
 

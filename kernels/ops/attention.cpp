@@ -34,6 +34,14 @@ void check_cache(const Op& op) {
   const DType dtype = codes ? DType::kU8 : op.qkv.dtype;
   expect_tensor(Op::kName, "cache.k", cache.k, dtype, shape);
   expect_tensor(Op::kName, "cache.v", cache.v, dtype, shape);
+  if (cache.is_paged()) {
+    expect_rank(Op::kName, "cache.table", cache.table, 2);
+    expect_tensor(Op::kName, "cache.table", cache.table, DType::kI32,
+                  {cache.table.dim(0), cache.table.dim(1)});
+    const int64_t length = shape[1];
+    FP4T_CHECK(length >= kLeastKvPage && (length & (length - 1)) == 0, Op::kName, ": pages of ", length,
+               " positions; must be a power of two from ", kLeastKvPage);
+  }
   if (codes) {
     check_mxfp8_head(Op::kName, op.head_dim);
     const Shape scales = {shape[0], shape[1], width / 32};
@@ -69,6 +77,16 @@ void AttentionBackward::check() const {
 void KvAppend::check() const {
   check_heads(*this);
   check_cache(*this);
+}
+
+void KvCopyPages::check() const {
+  expect_rank(kName, "from", from, 1);
+  expect_tensor(kName, "from", from, DType::kI32, {from.dim(0)});
+  expect_tensor(kName, "to", to, DType::kI32, {from.dim(0)});
+  expect_rank(kName, "cache.k", cache.k, 3);
+  for (const TensorView* part : {&cache.v, &cache.k_scales, &cache.v_scales}) {
+    if (part == &cache.v || part->data) FP4T_CHECK_EQ(part->dim(0), cache.k.dim(0), kName, ": pages");
+  }
 }
 
 void KvRound::check() const {

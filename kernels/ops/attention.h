@@ -33,11 +33,21 @@ struct AttentionBackward {
   void check() const;
 };
 
-// Keys and values of many sequences: slot s, position p, [kv_heads * head_dim].
+// The shortest page: the keys that a warp reads together lie in one.
+inline constexpr int64_t kLeastKvPage = 32;
+
+// Keys and values of many sequences, in pages of one length: position i of slot s lies in page
+// table[s][i / length], at place i % length of it. Slots may share pages that nobody writes any more. Without
+// a table slot s has page s alone. Where a key lies changes no bit of what is computed from it.
 struct KvCacheView {
   Format format = Format::kBf16;  // bf16 (values act), or mxfp8 (codes and E8M0 scales)
-  TensorView k, v;                // act [slots, max_length, kv_heads * head_dim], or U8 of that shape
-  TensorView k_scales, v_scales;  // mxfp8: U8 [slots, max_length, kv_heads * head_dim / 32]
+  TensorView k, v;                // act [pages, length, kv_heads * head_dim], or U8 of that shape
+  TensorView k_scales, v_scales;  // mxfp8: U8 [pages, length, kv_heads * head_dim / 32]
+  TensorView table = {};          // I32 [slots, pages of a slot]; then length is a power of two
+
+  bool is_paged() const { return table.data != nullptr; }
+  int64_t slots() const { return is_paged() ? table.dim(0) : k.dim(0); }
+  int64_t max_length() const { return is_paged() ? table.dim(1) * k.dim(1) : k.dim(1); }
 };
 
 // Writes the k and v parts of rows into the cache at (slot, position).
@@ -47,6 +57,14 @@ struct KvAppend {
   int64_t heads, kv_heads, head_dim;
   TensorView slots;      // I32 [T]
   TensorView positions;  // I32 [T]
+  KvCacheView cache;
+  void check() const;
+};
+
+// Copies whole pages inside a cache: from[i] to to[i]. No page is written twice, none is read and written.
+struct KvCopyPages {
+  static constexpr const char* kName = "kv_copy_pages";
+  TensorView from, to;  // I32 [N]
   KvCacheView cache;
   void check() const;
 };

@@ -1,5 +1,10 @@
 // The key-value cache on the GPU: codes against the CPU, attention over it against the CPU and, bit for bit,
 // against attention of packed rows.
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "kernels/base/numeric.h"
 #include "kernels/formats/mxfp8.h"
 #include "kernels/ops/attention.h"
 #include "tests/support/dense_cases.h"
@@ -15,6 +20,13 @@ std::string text_of(const Heads& h) {
          std::to_string(h.head_dim);
 }
 
+std::vector<int32_t> any_order(int64_t count) {
+  std::vector<int32_t> order(static_cast<size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(7));
+  return order;
+}
+
 KvCacheView cache_of(Mirror& m, Format format, DType dtype, int64_t slots, int64_t max_length,
                      const Heads& h) {
   const int64_t width = h.kv_heads * h.head_dim;
@@ -26,6 +38,15 @@ KvCacheView cache_of(Mirror& m, Format format, DType dtype, int64_t slots, int64
     cache.k_scales = m.fresh(DType::kU8, {slots, max_length, width / 32});
     cache.v_scales = m.fresh(DType::kU8, {slots, max_length, width / 32});
   }
+  return cache;
+}
+
+// The same in pages, which slots have in no order.
+KvCacheView paged_cache_of(Mirror& m, Format format, DType dtype, int64_t slots, int64_t pages, int64_t page,
+                           const Heads& h) {
+  KvCacheView cache = cache_of(m, format, dtype, slots * pages, page, h);
+  cache.table = m.i32(any_order(slots * pages));
+  cache.table.shape = {slots, pages};
   return cache;
 }
 
@@ -98,6 +119,36 @@ TEST(GpuAttentionCached, appending_and_attending_match_the_cpu) {
   }
 }
 
+TEST(GpuAttentionCached, pages_match_the_cpu) {
+  for (Format format : {Format::kBf16, Format::kMxfp8}) {
+    for (const Heads& h : {Heads{4, 2, 32}, Heads{12, 4, 96}, Heads{2, 2, 128}}) {
+      Mirror m(21);
+      std::vector<int32_t> slots, positions;
+      random_places(400, 5, 200, slots, positions);
+      const Rows r(m, m.normal(DType::kBf16, {400, h.width()}), h, slots, positions);
+      const KvCacheView cache = paged_cache_of(m, format, DType::kBf16, 5, 4, 64, h);
+      m.check(r.append(cache));
+      m.check(r.attend(cache, m.fresh(DType::kBf16, {400, h.heads * h.head_dim})));
+      m.check(KvCopyPages{.from = m.i32({1, 1, 7}), .to = m.i32({0, 19, 2}), .cache = cache});
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(GpuAttentionCached, pages_outside_of_the_cache_are_refused) {
+  const Heads h{2, 1, 32};
+  for (int32_t page : {-1, 4, 1 << 30}) {
+    Mirror m;
+    const Rows r(m, m.normal(DType::kBf16, {2, h.width()}), h, {0, 1}, {3, 40});
+    KvCacheView cache = cache_of(m, Format::kBf16, DType::kBf16, 4, 32, h);
+    cache.table = m.i32({0, 1, 2, page});
+    cache.table.shape = {2, 2};
+    EXPECT_THROW(m.run_on_gpu(r.append(cache)), InternalError);
+    EXPECT_THROW(m.run_on_gpu(KvCopyPages{.from = m.i32({page}), .to = m.i32({0}), .cache = cache}),
+                 InternalError);
+  }
+}
+
 // Everything that a code can come from: magnitudes over all of FP32, zeros, infinities, NaN.
 TEST(GpuAttentionCached, codes_of_extreme_values_match_the_cpu) {
   const Heads h{1, 1, 32};
@@ -149,8 +200,9 @@ struct EqualityCase {
 };
 
 // The batch once packed, and once through the cache in steps of `chunk` rows of every document (0: all rows
-// of a document at once), with rows beyond what was written left as NaN bytes.
-void expect_equal(const EqualityCase& c, const std::vector<int32_t>& chunks) {
+// of a document at once), with rows beyond what was written left as NaN bytes. `page`: positions of a page;
+// 0: every slot has one as long as itself.
+void expect_equal_in(const EqualityCase& c, const std::vector<int32_t>& chunks, int64_t page) {
   const Heads& h = c.heads;
   const std::vector<int32_t> documents = random_documents(c.tokens, c.longest, 49);
   Mirror packed(12);
@@ -182,7 +234,8 @@ void expect_equal(const EqualityCase& c, const std::vector<int32_t>& chunks) {
   for (int32_t chunk : chunks) {
     if (!next_is_in_gpu_share()) continue;
     SCOPED_TRACE(text_of(h) + " " + std::string(dtype_name(c.dtype)) + " " + name_of(c.format) + " tokens " +
-                 std::to_string(c.tokens) + " chunk " + std::to_string(chunk));
+                 std::to_string(c.tokens) + " chunk " + std::to_string(chunk) + " page " +
+                 std::to_string(page));
     Queue gpu = Queue::cuda(0);
     const int64_t max_length = c.longest + 5, width = h.kv_heads * h.head_dim;
     const bool codes = c.format == Format::kMxfp8;
@@ -197,12 +250,15 @@ void expect_equal(const EqualityCase& c, const std::vector<int32_t>& chunks) {
     };
     KvCacheView cache{c.format, {}, {}, {}, {}};
     const DType type = codes ? DType::kU8 : c.dtype;
-    cache.k = on_gpu(type, {num_slots, max_length, width}, nullptr);
-    cache.v = on_gpu(type, {num_slots, max_length, width}, nullptr);
+    const int64_t per_slot = page > 0 ? ceil_div(max_length, page) : 1, length = page > 0 ? page : max_length;
+    const int64_t pages = num_slots * per_slot;
+    cache.k = on_gpu(type, {pages, length, width}, nullptr);
+    cache.v = on_gpu(type, {pages, length, width}, nullptr);
     if (codes) {
-      cache.k_scales = on_gpu(DType::kU8, {num_slots, max_length, width / 32}, nullptr);
-      cache.v_scales = on_gpu(DType::kU8, {num_slots, max_length, width / 32}, nullptr);
+      cache.k_scales = on_gpu(DType::kU8, {pages, length, width / 32}, nullptr);
+      cache.v_scales = on_gpu(DType::kU8, {pages, length, width / 32}, nullptr);
     }
+    if (page > 0) cache.table = on_gpu(DType::kI32, {num_slots, per_slot}, any_order(pages).data());
     const int32_t step_size = chunk == 0 ? static_cast<int32_t>(c.longest) : chunk;
     int64_t different = 0;
     for (int32_t step = 0; step < c.longest; step += step_size) {
@@ -255,6 +311,10 @@ void expect_equal(const EqualityCase& c, const std::vector<int32_t>& chunks) {
     }
     for (void* p : memory) gpu.release(p);
   }
+}
+
+void expect_equal(const EqualityCase& c, const std::vector<int32_t>& chunks) {
+  for (int64_t page : {0, 32, 256}) expect_equal_in(c, chunks, page);
 }
 
 TEST(GpuAttentionCached, cached_rows_are_the_packed_rows_bit_for_bit) {

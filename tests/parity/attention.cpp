@@ -1,9 +1,12 @@
-// AttentionForward, AttentionBackward, AttentionCached, KvAppend, KvRound: values, claims and refusals.
-// Gradients are checked against differences in tests/grad/attention.cpp.
+// AttentionForward, AttentionBackward, AttentionCached, KvAppend, KvCopyPages, KvRound: values, claims and
+// refusals. Gradients are checked against differences in tests/grad/attention.cpp.
 #include "kernels/ops/attention.h"
 
+#include <algorithm>
 #include <numeric>
+#include <random>
 
+#include "kernels/base/numeric.h"
 #include "kernels/formats/mxfp8.h"
 #include "kernels/ops/run.h"
 #include "tests/support/dense_cases.h"
@@ -116,23 +119,44 @@ TEST(Attention, broken_documents_are_refused) {
   }
 }
 
-// A cache whose slots are handed out from the back, NaN where nothing was written.
+// A cache whose slots are handed out from the back, NaN where nothing was written. With `page` > 0 in pages
+// of so many positions, which slots have in no order.
 class Cache {
  public:
-  Cache(Format format, DType dtype, int64_t slots, int64_t max_length, const reference::Heads& h)
-      : format_(format),
-        k_(format == Format::kMxfp8 ? DType::kU8 : dtype, {slots, max_length, h.kv_heads * h.head_dim}),
-        v_(k_),
-        k_scales_(DType::kU8, {slots, max_length, h.kv_heads * h.head_dim / 32}),
-        v_scales_(k_scales_) {}
+  Cache(Format format, DType dtype, int64_t slots, int64_t max_length, const reference::Heads& h,
+        int64_t page = 0)
+      : Cache(format, dtype, slots, page > 0 ? ceil_div(max_length, page) : 1, page > 0 ? page : max_length,
+              h, page > 0) {}
   KvCacheView view() {
-    if (format_ == Format::kBf16) return {format_, k_.view(), v_.view(), {}, {}};
-    return {format_, k_.view(), v_.view(), k_scales_.view(), v_scales_.view()};
+    KvCacheView cache{format_, k_.view(), v_.view(), {}, {}};
+    if (format_ != Format::kBf16) {
+      cache.k_scales = k_scales_.view();
+      cache.v_scales = v_scales_.view();
+    }
+    if (paged_) cache.table = table_.view();
+    return cache;
   }
+  HostTensor& table() { return table_; }
 
  private:
+  Cache(Format format, DType dtype, int64_t slots, int64_t pages, int64_t length, const reference::Heads& h,
+        bool paged)
+      : format_(format),
+        paged_(paged),
+        k_(format == Format::kMxfp8 ? DType::kU8 : dtype, {slots * pages, length, h.kv_heads * h.head_dim}),
+        v_(k_),
+        k_scales_(DType::kU8, {slots * pages, length, h.kv_heads * h.head_dim / 32}),
+        v_scales_(k_scales_),
+        table_(DType::kI32, {slots, pages}) {
+    std::vector<int32_t> order(static_cast<size_t>(slots * pages));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(7));
+    std::copy(order.begin(), order.end(), table_.view().as<int32_t>());
+  }
+
   Format format_;
-  HostTensor k_, v_, k_scales_, v_scales_;
+  bool paged_;
+  HostTensor k_, v_, k_scales_, v_scales_, table_;
 };
 
 struct CachedRows {
@@ -176,12 +200,13 @@ void run_cached(Queue& queue, AttentionCase& c, Cache& cache, const CachedRows& 
 
 // Steps of `chunk` rows of every document at once: 1 is decoding, a large chunk is prefill.
 void expect_cached_equals_training(Format format, DType dtype, const reference::Heads& heads, int32_t chunk,
-                                   float size) {
+                                   float size, int64_t page = 0) {
   Queue queue = Queue::cpu(2);
   AttentionCase c(dtype, random_documents(640, 200, 49), heads, 49);
   fill_normal(c.qkv, 49, size);
-  SCOPED_TRACE(c.text() + ", " + name_of(format) + ", chunk " + std::to_string(chunk));
-  Cache cache(format, dtype, c.tokens, 200, heads);
+  SCOPED_TRACE(c.text() + ", " + name_of(format) + ", chunk " + std::to_string(chunk) + ", page " +
+               std::to_string(page));
+  Cache cache(format, dtype, c.tokens, 200, heads, page);
   HostTensor out(dtype, c.out.view().shape);
   for (int32_t step = 0; step < 200; step += chunk) {
     CachedRows pick;
@@ -223,6 +248,64 @@ TEST(AttentionCached, equals_training_bit_for_bit_with_an_mxfp8_cache) {
   }
   // Scales at the bottom of their range: decoded values are not exact in BF16.
   expect_cached_equals_training(Format::kMxfp8, DType::kBf16, {4, 2, 32}, 13, 0x1p-122f);
+}
+
+TEST(AttentionCached, pages_change_no_bit) {
+  for (int64_t page : {32, 64, 256}) {
+    for (int32_t chunk : {1, 45, 200}) {
+      expect_cached_equals_training(Format::kBf16, DType::kBf16, {4, 2, 32}, chunk, 1.0f, page);
+      expect_cached_equals_training(Format::kMxfp8, DType::kBf16, {6, 2, 64}, chunk, 1.0f, page);
+    }
+  }
+  expect_cached_equals_training(Format::kBf16, DType::kF32, {3, 3, 10}, 13, 1.0f, 32);
+}
+
+TEST(AttentionCached, broken_page_tables_are_refused) {
+  Queue queue = Queue::cpu(1);
+  AttentionCase c(DType::kF32, {0}, {2, 1, 8}, 51);
+  HostTensor out(DType::kF32, c.out.view().shape);
+  for (int32_t page : {-1, 6, 1 << 30}) {
+    Cache cache(Format::kBf16, DType::kF32, 3, 64, c.heads, 32);
+    cache.table().view().as<int32_t>()[3] = page;
+    EXPECT_NO_THROW(run_cached(queue, c, cache, {{0}, {1}, {31}}, out));
+    EXPECT_THROW(run_cached(queue, c, cache, {{0}, {1}, {32}}, out), InternalError);
+  }
+  for (int64_t page : {16, 48}) {
+    Cache cache(Format::kBf16, DType::kF32, 3, 48, c.heads, page);
+    EXPECT_THROW(run_cached(queue, c, cache, {{0}, {1}, {0}}, out), InternalError);
+  }
+}
+
+TEST(KvCopyPages, copies_whole_pages_of_every_part) {
+  Queue queue = Queue::cpu(2);
+  for (Format format : {Format::kBf16, Format::kMxfp8}) {
+    Cache cache(format, DType::kBf16, 4, 32, {2, 1, 64}, 32);
+    const KvCacheView view = cache.view();
+    std::vector<TensorView> parts = {view.k, view.v};
+    if (format == Format::kMxfp8) parts.insert(parts.end(), {view.k_scales, view.v_scales});
+    for (size_t p = 0; p < parts.size(); ++p) {
+      for (int64_t i = 0; i < parts[p].bytes(); ++i) {
+        static_cast<uint8_t*>(parts[p].data)[i] =
+            static_cast<uint8_t>(i * 7 + i / 256 + static_cast<int64_t>(p));
+      }
+    }
+    HostTensor from = i32_tensor({2, 2}), to = i32_tensor({0, 3});
+    std::vector<std::string> before, after;
+    const auto page_of = [](const TensorView& part, int64_t page) {
+      const int64_t bytes = part.bytes() / 4;
+      return std::string(static_cast<const char*>(part.data) + page * bytes, static_cast<size_t>(bytes));
+    };
+    for (const TensorView& part : parts) before.push_back(page_of(part, 1) + page_of(part, 2));
+    run(queue, KvCopyPages{.from = from.view(), .to = to.view(), .cache = view});
+    for (size_t p = 0; p < parts.size(); ++p) {
+      EXPECT_EQ(page_of(parts[p], 1) + page_of(parts[p], 2), before[p]);
+      EXPECT_EQ(page_of(parts[p], 0), page_of(parts[p], 2));
+      EXPECT_EQ(page_of(parts[p], 3), page_of(parts[p], 2));
+    }
+    HostTensor wrong = i32_tensor({4, 0});
+    EXPECT_THROW(run(queue, KvCopyPages{.from = wrong.view(), .to = to.view(), .cache = view}),
+                 InternalError);
+  }
 }
 
 TEST(AttentionCached, threads_change_no_bit) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/comm/device.h"
+#include "engine/plan/layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/sizes.h"
 #include "engine/recipe/load.h"
@@ -86,6 +87,30 @@ TEST(PlanMake, rl_forwards_are_no_larger_than_a_rollout) {
   rl.sampling.samples = 4;
   r.stages = {rl};
   EXPECT_EQ(plan_of(r).max_tokens, 2 * 4 * (6 + 8));
+}
+
+TEST(PlanMake, samples_of_one_prompt_share_its_pages) {
+  Recipe r = small_recipe();
+  RlSpec rl = rl_stage();
+  rl.task = {};
+  rl.task.kind = "jsonl";
+  rl.task.paths = {"rows"};
+  rl.task.max_prompt_tokens = 480;
+  rl.eval = {};
+  rl.sampling.prompts = 8;
+  rl.sampling.samples = 16;
+  rl.sampling.max_tokens = 32;
+  rl.objective.mini_batches = 1;
+  r.model.max_positions = 512;
+  r.stages = {rl};
+  const Plan p = plan_of(r);
+  EXPECT_EQ(p.max_cache_slots, 128);
+  EXPECT_EQ(pages_per_slot(p), 16);
+  // Each of 128 has at most 2 of its own; 8 prompts and one in part are in flight, with 15 each.
+  EXPECT_EQ(cache_pages(p), 128 * 2 + 9 * 15);
+  std::get<RlSpec>(r.stages[0]).sampling.samples = 1;
+  const Plan one = plan_of(r);
+  EXPECT_EQ(cache_pages(one), 8 * 16);
 }
 
 TEST(PlanMake, the_cache_ends_at_the_last_position) {
