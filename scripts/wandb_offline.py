@@ -13,6 +13,7 @@ import json
 import math
 import struct
 import sys
+import time
 from pathlib import Path
 
 SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -106,19 +107,34 @@ def log_records(data):
         length, kind = struct.unpack_from("<HB", data, at + 4)  # behind the checksum
         parts.append(data[at + 7: at + 7 + length])
         at += 7 + length
+        if at > len(data):
+            return  # still being written
         if kind in (1, 4):  # whole, or the last part
             yield b"".join(parts)
             parts = []
 
 
-def check(folder, rows):
-    """Every number of the run, read back from the library's own file."""
+def finished_records(folder):
+    """All records; the library's process may still be writing when the run is finished."""
     from wandb.proto import wandb_internal_pb2
 
+    deadline = time.monotonic() + 60
+    while True:
+        records = []
+        for data in log_records(next(folder.glob("*.wandb")).read_bytes()):
+            records.append(wandb_internal_pb2.Record())
+            records[-1].ParseFromString(data)
+        if any(r.WhichOneof("record_type") == "exit" for r in records):
+            return records
+        if time.monotonic() > deadline:
+            sys.exit(f"{folder}: the library has not finished the file")
+        time.sleep(0.2)
+
+
+def check(folder, rows):
+    """Every number of the run, read back from the library's own file."""
     found = {}
-    for data in log_records(next(folder.glob("*.wandb")).read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in finished_records(folder):
         if record.WhichOneof("record_type") != "history":
             continue
         items = {"/".join(i.nested_key) if i.nested_key else i.key: json.loads(i.value_json)
@@ -135,7 +151,8 @@ def check(folder, rows):
                                     and math.isnan(got) and math.isnan(value))
             if not same:
                 wrong += 1
-                print(f"step {step}, {key}: {value} in metrics.jsonl, {got} in the offline run", file=sys.stderr)
+                if wrong <= 20:
+                    print(f"step {step}, {key}: {value} in metrics.jsonl, {got} in the offline run", file=sys.stderr)
     total = sum(len(v) for v in expected.values())
     print(f"{total} numbers at {len(expected)} steps, {wrong} differ")
     return wrong == 0 and total > 0

@@ -29,6 +29,11 @@ Json number(double x) {
   return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
+// As metrics.jsonl holds it: ill-formed UTF-8 becomes U+FFFD.
+std::string well_formed(const std::string& text) {
+  return Json::parse(Json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 // Cuts the file after its first `lines` lines (or where the last whole line ends, when there are fewer);
 // returns how many are left.
 int64_t keep_first_lines(const std::string& path, int64_t lines) {
@@ -109,7 +114,7 @@ void MetricsWriter::write(const std::string& kind, const std::string& stage, int
   std::vector<std::pair<std::string, std::string>> texts;
   for (const auto& [name, text] : record.texts) {
     line[name] = text;
-    texts.emplace_back(stage + "/" + name, text);
+    texts.emplace_back(stage + "/" + name, well_formed(text));
   }
   for (const auto& [name, values] : record.lists) {
     Json list = Json::array();

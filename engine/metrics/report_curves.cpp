@@ -159,7 +159,18 @@ void add_rl(StageCurves& c) {
          {{"step", "logprob_equal_fraction", "equal bits"}}});
   c.add({"difference of sampler's and trainer's log-probabilities, nats",
          {{"step", "logprob_difference_max", "largest"}, {"step", "logprob_difference_mean", "mean"}}});
-  c.add({"KL of trainer and sampler, nats a token", {{"step", "generation_kl", "KL"}}});
+  c.add({"divergence of trainer and sampler, nats a token",
+         {{"step", "generation_kl", "KL"},
+          {"step", "generation_js", "Jensen-Shannon"},
+          {"step", "policy_kl", "KL of the updates"}}});
+  c.add({"importance weights of sampler and trainer",
+         {{"step", "rho_mean", "mean"}, {"step", "effective_share", "effective share of the tokens"}}});
+  c.add({"weights cut or left out, as shares",
+         {{"step", "rho_truncated", "tokens truncated"},
+          {"step", "rho_masked", "tokens masked"},
+          {"step", "sequences_masked", "sequences masked"},
+          {"step", "sequences_vetoed", "sequences vetoed"}}});
+  c.add({"router choices that differ, as a share", {{"step", "router_disagreement", "mean over layers"}}});
   c.add({"entropy of the policy, nats", {{"step", "entropy", "entropy"}}});
   c.add({"tokens a completion",
          {{"step", "length_finished_mean", "finished"},

@@ -61,7 +61,8 @@ class ReportInChromium : public ::testing::Test {
     folder_ = new ScratchFolder;
     write_inputs(folder_->path(), kTinyRecipe);
     train(folder_->path());
-    train(folder_->path(), {"--set", "run.dir=other", "--set", "precision.pretrain.forward[2].format=nvfp4"});
+    train(folder_->path(),
+          {"--set", "run.dir=other", "--set", "precision.pretrain.forward[1].scale_rule=amax"});
   }
   static void TearDownTestSuite() {
     delete folder_;

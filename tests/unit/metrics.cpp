@@ -83,6 +83,10 @@ TEST_F(MetricsTest, numbers_round_trip_and_non_finite_ones_are_named) {
   r.texts.emplace_back("text", "\xff\"quoted\"");
   r.lists.emplace_back("list", std::vector<double>{1, 2.5});
   w.write("step", "s", 1, 1, r);
+  for (const auto& entry : fs::directory_iterator(dir_ + "/tensorboard")) {
+    const std::string events = read("tensorboard/" + entry.path().filename().string());
+    EXPECT_NE(events.find("    \xEF\xBF\xBD\"quoted\""), std::string::npos) << "also there it is UTF-8";
+  }
   std::istringstream lines(read("metrics.jsonl"));
   std::string line;
   std::getline(lines, line);
