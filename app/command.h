@@ -24,7 +24,9 @@ struct AppOptions {
   std::string checkpoint;             // inspect, generate, evaluate
   bool verify = false;                // inspect
   std::string prompt;                 // generate
-  std::string tokenizer;              // generate, export
+  std::string tokenizer;              // generate, export, tokenize
+  bool chat = false;                  // generate
+  std::string system;                 // generate
   int64_t max_tokens = 0;             // generate, evaluate; 0: 128, or what fits
   double temperature = 1.0;           // generate
   double top_p = 1.0;                 // generate
@@ -33,7 +35,7 @@ struct AppOptions {
   std::string golden;                 // selfcheck
   std::string device = "auto";        // selfcheck
   std::vector<std::string> run_dirs;  // report
-  std::string out;                    // report, evaluate
+  std::string out;                    // report, evaluate, tokenize
   // evaluate
   std::string table = "pretrain.forward";
   std::string text, choices, prompts, field = "text", separator, before, after;
@@ -46,8 +48,14 @@ struct AppOptions {
   std::string format = "hf", numbers = "exact", export_table = "rl.sampler", calibrate, preset;
   uint64_t shard_bytes = uint64_t{4} << 30;
   std::string tokens;
+  // tokenize, beside field and separator
+  std::vector<std::string> inputs;
+  std::string kind = "text";
+  bool no_end_of_document = false, special_tokens = false;
+  int64_t threads = 0;  // 0: one a core
 };
 
+int cmd_tokenize(const AppOptions& options);
 int cmd_train(const AppOptions& options);
 int cmd_validate(const AppOptions& options);
 int cmd_print_config(const AppOptions& options);

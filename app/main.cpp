@@ -113,6 +113,20 @@ struct Entry {
   bool reads_recipe = false;
 };
 
+void add_tokenize(CLI::App* app, AppOptions& o) {
+  add_recipe_options(app, o);
+  app->add_option("--tokenizer", o.tokenizer,
+                  "a tokenizer.json or a .model, or bytes, instead of a recipe's");
+  app->add_option("--in", o.inputs, "files or folders, globs allowed")->required();
+  app->add_option("--out", o.out, "prefix of PREFIX.bin, PREFIX.idx and PREFIX.json")->required();
+  app->add_option("--kind", o.kind, "of the files: text or jsonl")->check(CLI::IsMember({"text", "jsonl"}));
+  app->add_option("--field", o.field, "jsonl: key that holds the text");
+  app->add_option("--separator", o.separator, "text: line that separates documents; without it one a file");
+  app->add_flag("--no-end-of-document", o.no_end_of_document, "append no <eod> to documents");
+  app->add_flag("--special-tokens", o.special_tokens, "texts of special tokens are those tokens");
+  app->add_option("--threads", o.threads, "0: one a core")->transform(whole_number_from(0, 1024));
+}
+
 std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   std::vector<Entry> entries;
   auto add = [&](const char* name, const char* help, int (*body)(const AppOptions&)) {
@@ -145,6 +159,9 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
       ->required()
       ->check(not_empty());
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
+  generate->add_flag("--chat", o.chat,
+                     "the prompt is a user's message, in the form of the recipe's tokenizer.chat");
+  generate->add_option("--system", o.system, "message in front of it");
   generate->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
   generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
       ->transform(whole_number_from(1, 1'000'000'000));
@@ -155,6 +172,7 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
       ->transform(whole_number_from(1, 1'000'000));
   add_evaluate_options(
       add("evaluate", "measure a checkpoint on files of text, questions or prompts", fp4t::cmd_evaluate), o);
+  add_tokenize(add("tokenize", "write text as files of tokens", fp4t::cmd_tokenize), o);
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")
       ->required()

@@ -4,7 +4,7 @@
     scripts/check_tokenizers.py --bench build-cpu-bench/tests/bench/bench_tokenizer [--work DIR] [--text FILE]
 
 Needs the Python packages tokenizers, tiktoken and sentencepiece, and pip's network for published vocabularies: those
-that the packages litellm, dashscope and openai-whisper ship, taken from their archives into --work. For each vocabulary
+that the packages litellm, dashscope, openai-whisper and mistral-common ship, taken from their archives into --work. For each vocabulary
 it prints how many texts have the same ids, and both speeds on one thread (MB a second of processor time). Exits with
 1 where an id differs.
 """
@@ -19,6 +19,7 @@ import tarfile
 import time
 import zipfile
 
+import sentencepiece
 import tiktoken
 import tokenizers
 
@@ -96,7 +97,7 @@ def fetch(work, package):
     archive = found[-1]
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as zipped:
-            return {name: zipped.read(name) for name in zipped.namelist() if "tokenizers/" in name or "tiktoken" in name}
+            return {name: zipped.read(name) for name in zipped.namelist() if "tokenizers/" in name or "tiktoken" in name or ".model." in name}
     with tarfile.open(archive) as tar:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith(".tiktoken")}
 
@@ -236,6 +237,25 @@ def library_speed(tokenizer, texts):
     return best
 
 
+def check_sentencepiece(bench, work, texts):
+    """Mistral's models against the library's Python package; whether any id differs."""
+    failed = False
+    for name, model in sorted(fetch(work, "mistral-common").items()):
+        if not name.endswith((".v1", ".v3")):
+            continue
+        path = work / "tokenizer.model"
+        path.write_bytes(model)
+        library = sentencepiece.SentencePieceProcessor(model_proto=model)
+        refusal, plain, _ = run(bench, work, path, texts)
+        if refusal:
+            print(f"{name}: refused: {refusal}")
+            continue
+        equal = sum(ids == library.encode(t) for t, ids in zip(texts, plain))
+        print(f"{pathlib.Path(name).name} (mistral-common): {equal} of {len(texts)} equal")
+        failed |= equal < len(texts)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=pathlib.Path, required=True)
@@ -274,6 +294,7 @@ def main():
         theirs = library_speed(library, long_texts)
         print(f"{line}; {ours:.1f} MB/s, the library {theirs:.1f} MB/s, {ours / theirs:.1f} times")
         failed |= wrong > 0
+    failed |= check_sentencepiece(arguments.bench, arguments.work, texts)
     return 1 if failed else 0
 
 

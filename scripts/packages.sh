@@ -4,7 +4,7 @@
 
 root_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 build_packages=(build-essential cmake ninja-build ccache libyaml-cpp-dev libspdlog-dev nlohmann-json3-dev
-  libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev libopenmpi-dev openmpi-bin)
+  libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev libopenmpi-dev openmpi-bin)
 test_packages=(libgtest-dev python3 fortunes)
 
 ensure_packages() {

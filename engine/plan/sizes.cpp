@@ -40,8 +40,12 @@ struct DecodeNeeds {
   }
 };
 
-// What a tokenizer with a file may put in front of a prompt: a begin token, a space.
-int64_t tokens_in_front(const Plan& plan) { return plan.tokenizer.path.empty() ? 0 : 2; }
+// What a tokenizer with a file may put around a prompt: a begin token and a space, or a message's marks and
+// its role (of the forms in engine/tokens/chat.h Llama 3's take most: 23).
+int64_t tokens_in_front(const Plan& plan) {
+  if (plan.tokenizer.path.empty()) return 0;
+  return plan.tokenizer.chat.empty() ? 2 : 25;
+}
 
 // Tokens of a prompt, at most: its bytes bound them, but normalisation may make more of characters beyond
 // ASCII (NFC three times as many; SentencePiece's NFKC eleven times, of U+FDFA).

@@ -296,33 +296,42 @@ Field table_field(size_t table) {
 namespace {
 
 void visit_tokenizer(FieldVisitor& v, TokenizerSpec& s) {
-  const bool ids = s.kind == "ids", file = s.kind == "json";
+  const bool ids = s.kind == "ids", file = s.kind == "json" || s.kind == "sentencepiece";
+  constexpr const char* kWithFile = "kind is json or sentencepiece";
   v.value(identity("kind",
                    "bytes: 256 byte values and <eod>; ids: texts are numbers of tokens made elsewhere; json: "
-                   "byte-level BPE of a tokenizer.json")
-              .one_of({"bytes", "ids", "json"}),
+                   "byte-level BPE of a tokenizer.json; sentencepiece: a .model")
+              .one_of({"bytes", "ids", "json", "sentencepiece"}),
           s.kind);
   // The hash says which tokenizer it is; where its file lies may change.
-  v.value(output("path", "the file: tokenizer.json").only_if(file, "kind is json").required(), s.path);
+  v.value(output("path", "the file: a tokenizer.json or a .model").only_if(file, kWithFile).required(),
+          s.path);
   Field vocabulary =
-      identity("vocabulary", "ids: number of tokens, the last of which is <eod>; json: as the file has")
+      identity("vocabulary", "ids: number of tokens, the last of which is <eod>; else as the file has")
           .at_least(ids ? 2 : 0)
           .at_most(kMostWidth)
-          .only_if(ids || file, "kind is ids or json");
+          .only_if(ids || file, "kind is ids, json or sentencepiece");
   vocabulary.is_required = ids;
   v.value(vocabulary, s.vocabulary);
   v.value(identity("end_of_document", "text of the token behind each document")
               .or_empty("the usual name that the file has")
-              .only_if(file, "kind is json"),
+              .only_if(file, kWithFile),
           s.end_of_document);
   v.value(identity("begin_of_document", "text of the token before each document and prompt, or none")
-              .or_empty("what the file's post_processor puts in front")
-              .only_if(file, "kind is json"),
+              .or_empty("what the file puts in front")
+              .only_if(file, kWithFile),
           s.begin_of_document);
   v.value(identity("hash", "XXH3 of what decides ids in the file, in hex; checked at start")
               .or_empty("it is not checked")
-              .only_if(file, "kind is json"),
+              .only_if(file, kWithFile),
           s.hash);
+  v.value(course("chat",
+                 "form of conversations, in which prompts of tasks are a user's message: chatml, llama3, "
+                 "mistral, or auto, as the tokenizer_config.json beside the file says")
+              .or_empty("prompts are plain text")
+              .like({"chatml", "llama3", "mistral", "auto"})
+              .only_if(file, kWithFile),
+          s.chat);
 }
 
 }  // namespace

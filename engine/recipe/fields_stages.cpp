@@ -25,21 +25,35 @@ void visit_held_out(FieldVisitor& v, HeldOutSpec& s, ResumeClass c, bool generat
 void visit_source(FieldVisitor& v, DataSourceSpec& s) {
   const bool text = s.kind == "text", jsonl = s.kind == "jsonl";
   const bool countdown = s.kind == "countdown", problems = s.kind == "sums" || countdown;
-  const bool files = text || jsonl;
+  const bool nanogpt = s.kind == "nanogpt", tokens = s.kind == "megatron" || s.kind == "llmc" || nanogpt;
+  const bool files = text || jsonl || tokens;
   v.value(course("name", "in metrics; default: kind").one_line(), s.name);
-  v.value(course("kind", "where documents come from; random: tokens drawn evenly, for benchmarks")
-              .one_of({"text", "jsonl", "sums", "countdown", "random"}),
-          s.kind);
   v.value(
-      course("paths", "files or folders, globs allowed").only_if(files, "kind is text or jsonl").required(),
-      s.paths);
+      course("kind",
+             "where documents come from; megatron, llmc, nanogpt: files of tokens in those programs' forms; "
+             "random: tokens drawn evenly, for benchmarks")
+          .one_of({"text", "jsonl", "megatron", "llmc", "nanogpt", "sums", "countdown", "random"}),
+      s.kind);
+  v.value(course("paths", "files or folders, globs allowed")
+              .only_if(files, "kind is text, jsonl, megatron, llmc or nanogpt")
+              .required(),
+          s.paths);
   v.value(course("separator", "line that separates documents")
               .or_empty("one document a file")
               .only_if(text, "kind is text"),
           s.separator);
   v.value(course("field", "key that holds the text of a line").only_if(jsonl, "kind is jsonl"), s.field);
   v.value(course("weight", "share of the tokens").at_least(0).at_most(kMostFactor), s.weight);
-  v.value(course("end_of_document", "append <eod> to each document"), s.end_of_document);
+  v.value(course("end_of_document", "append <eod> to each document")
+              .only_if(!tokens, "kind is not megatron, llmc or nanogpt"),
+          s.end_of_document);
+  v.value(course("special_tokens", "texts of the vocabulary's special tokens are those tokens, not text")
+              .only_if(text || jsonl, "kind is text or jsonl"),
+          s.special_tokens);
+  v.value(course("dtype", "of the tokens in the files")
+              .one_of({"uint16", "uint32"})
+              .only_if(nanogpt, "kind is nanogpt"),
+          s.dtype);
   v.value(course("low", "smallest number")
               .at_least(0)
               .at_most(kMostCount)

@@ -94,12 +94,12 @@ void problems_are_spelt(Check& c, const std::string& path) {
   if (c.recipe().tokenizer.kind != "ids") return;
   c.fail(path,
          "found problems in words; tokenizer.kind ids has no tokens for them, allowed with tokenizer.kind "
-         "bytes or json",
+         "bytes, json or sentencepiece",
          {"tokenizer"});
 }
 
 void source_is_complete(Check& c, const std::string& path, const DataSourceSpec& s) {
-  const bool files = s.kind == "text" || s.kind == "jsonl";
+  const bool files = s.kind != "sums" && s.kind != "countdown" && s.kind != "random";
   if (files && c.gave(path + ".paths") && s.paths.empty()) {
     c.fail(path + ".paths", "found an empty list; allowed: files or folders");
   }

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "engine/stage/spread.h"
+#include "engine/tokens/token_store.h"
 
 namespace fp4t {
 
@@ -107,7 +108,7 @@ HeldOutLoss held_out_loss(Run& run, const Corpus& corpus, const std::vector<Data
         batches_loss(run, held_out_batches(run, corpus, static_cast<int>(s), max_tokens));
     if (tokens == 0) continue;
     result.by_source[names[s]] = loss / tokens;
-    if (sources[s].kind == "text" || sources[s].kind == "jsonl") {
+    if (has_documents(sources[s].kind)) {
       text_loss += loss;
       text_tokens += tokens;
     }

@@ -4,12 +4,28 @@
 
 #include "engine/rl/sampler.h"
 #include "engine/stage/checkpoint_model.h"
+#include "engine/tokens/chat.h"
 
 namespace fp4t {
 
+namespace {
+
+std::vector<int32_t> prompt_of(const TextRequest& request, const Tokenizer& tokenizer) {
+  if (!request.chat) {
+    if (!request.system.empty()) throw RecipeError("--system: has no effect without --chat");
+    return tokenizer.prompt(request.prompt);
+  }
+  if (tokenizer.chat().empty()) throw RecipeError("--chat: the run's recipe has no tokenizer.chat");
+  std::vector<Message> messages = {{"user", request.prompt}};
+  if (!request.system.empty()) messages.insert(messages.begin(), {"system", request.system});
+  return Chat(tokenizer.chat(), tokenizer).tokens(messages, true);
+}
+
+}  // namespace
+
 std::vector<std::string> generate_text(const TextRequest& request) {
   CheckpointModel source(request.checkpoint, request.tokenizer);
-  const std::vector<int32_t> prompt = source.tokenizer->prompt(request.prompt);
+  const std::vector<int32_t> prompt = prompt_of(request, *source.tokenizer);
   if (request.prompt.empty()) throw RecipeError("--prompt: an empty text has no token to continue");
   constexpr int64_t kUsualTokens = 128;
   const int64_t positions = source.plan.model.max_positions;
@@ -30,6 +46,7 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   options.max_tokens = max_tokens;
   options.max_batch = source.plan.max_cache_slots;
   options.end_tokens = {source.tokenizer->end_of_document()};
+  if (request.chat) options.end_tokens = Chat(source.tokenizer->chat(), *source.tokenizer).end_tokens();
   options.key = site_key(request.seed, Purpose::kGenerate, 0, 0, 0, 0);
   std::vector<GenerateRequest> requests;
   for (int64_t s = 0; s < request.samples; ++s) requests.push_back({prompt, s});

@@ -6,6 +6,7 @@
 #include "engine/tokens/hash.h"
 #include "engine/tokens/permutation.h"
 #include "engine/tokens/source.h"
+#include "engine/tokens/token_store.h"
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -62,7 +63,7 @@ class MixedCorpus : public Corpus {
               const Tokenizer& tokenizer)
       : mixture_(weights(specs), seed) {
     for (size_t i = 0; i < specs.size(); ++i) {
-      const bool files = specs[i].kind == "text" || specs[i].kind == "jsonl";
+      const bool files = has_documents(specs[i].kind);
       const auto make = files                       ? make_document_source
                         : specs[i].kind == "random" ? make_random_source
                                                     : make_generated_source;

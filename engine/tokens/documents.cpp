@@ -1,14 +1,20 @@
-// Reading text and JSONL files into documents.
+#include "engine/tokens/documents.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
-#include <sstream>
+#include <limits>
 #include <string_view>
 
 #include "engine/metrics/json_line.h"
-#include "engine/metrics/metrics.h"
 #include "engine/tokens/hash.h"
 #include "engine/tokens/inputs.h"
-#include "engine/tokens/source.h"
 #include "kernels/base/check.h"
 #include "kernels/base/philox.h"
 #include "kernels/base/text.h"
@@ -17,12 +23,7 @@ namespace fp4t {
 
 namespace {
 
-namespace fs = std::filesystem;
-
-std::string without_carriage_return(std::string line) {
-  if (!line.empty() && line.back() == '\r') line.pop_back();
-  return line;
-}
+constexpr size_t kReadBytes = size_t{1} << 20;
 
 int64_t lines_before(std::string_view text, size_t at) {
   return std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
@@ -32,95 +33,211 @@ int64_t lines_before(std::string_view text, size_t at) {
   throw BadDataError(detail::concat(printable(path), ":", line, ": no text: it holds a NUL character"));
 }
 
-// Takes the documents of one file.
-class Taker {
+}  // namespace
+
+// Lines of one file, and the hash of what was read of it, a byte order mark left out.
+class DocumentReader::File {
  public:
-  Taker(const std::string& path, Documents* out) : path_(path), out_(out) { out->files.push_back(path); }
+  explicit File(const std::string& path) : path_(path), state_(XXH3_createState()) {
+    if (state_ == nullptr) throw std::bad_alloc();
+    XXH3_64bits_reset(state_);
+    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hang the run
+    if (fd_ < 0) {
+      const std::string why = std::strerror(errno);
+      XXH3_freeState(state_);
+      throw MissingInputError("cannot open " + printable(path) + ": " + why);
+    }
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      ::close(fd_);
+      XXH3_freeState(state_);
+      throw BadDataError("'" + printable(path) + "' is no regular file");
+    }
+  }
+  ~File() {
+    ::close(fd_);
+    XXH3_freeState(state_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
 
-  void take(std::string text, int64_t line) {
-    if (text.empty()) return;
-    out_->texts.push_back(std::move(text));
-    out_->places.push_back({out_->files.size() - 1, line});
+  // The next line without its '\n'; false at the end.
+  bool line(std::string& out) {
+    out.clear();
+    for (;;) {
+      const size_t end = buffer_.find('\n', at_);
+      if (end != std::string::npos) {
+        out.append(buffer_, at_, end - at_);
+        at_ = end + 1;
+        break;
+      }
+      out.append(buffer_, at_);
+      at_ = buffer_.size();
+      if (fill()) continue;
+      if (out.empty()) return false;
+      break;
+    }
+    ++number_;
+    if (out.find('\0') != std::string::npos) refuse_nul(path_, number_);
+    return true;
+  }
+  // All that is left.
+  std::string rest() {
+    std::string out(buffer_, at_);
+    at_ = buffer_.size();
+    while (fill()) {
+      out += buffer_;
+      at_ = buffer_.size();
+    }
+    const size_t nul = out.find('\0');
+    if (nul != std::string::npos) refuse_nul(path_, 1 + lines_before(out, nul));
+    return out;
   }
 
-  void split_text(const std::string& content, const std::string& separator) {
-    if (separator.empty()) return take(content, 1);
-    std::istringstream lines(content);
-    std::string line, document;
-    int64_t number = 1, first = 1;
-    for (; std::getline(lines, line); ++number) {
-      if (without_carriage_return(line) != separator) {
-        document += line + "\n";
-        continue;
-      }
-      take(std::move(document), first);
-      document.clear();
-      first = number + 1;
-    }
-    take(std::move(document), first);
-  }
-
-  void split_jsonl(const std::string& content, const std::string& field) {
-    std::istringstream lines(content);
-    std::string line;
-    for (int64_t number = 1; std::getline(lines, line); ++number) {
-      line = without_carriage_return(line);
-      if (line.find_first_not_of(" \t") == std::string::npos) continue;
-      const auto object = parse_json_line(line, path_, number);
-      if (!object.is_object() || !object.contains(field) || !object[field].is_string()) {
-        throw BadDataError(detail::concat(printable(path_), ":", number, ": no text under the key '",
-                                          printable(field), "'"));
-      }
-      std::string text = object[field].get<std::string>();
-      if (text.find('\0') != std::string::npos) refuse_nul(path_, number);  // written as an escape
-      take(std::move(text), number);
-    }
+  const std::string& path() const { return path_; }
+  int64_t number() const { return number_; }  // of the last line
+  int64_t bytes() const { return bytes_; }
+  std::string hash() const {
+    char text[17];
+    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state_)));
+    return text;
   }
 
  private:
-  std::string path_;
-  Documents* out_;
+  bool fill() {
+    buffer_.resize(kReadBytes);
+    ssize_t n;
+    do {
+      n = ::read(fd_, buffer_.data(), buffer_.size());
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) throw BadDataError("cannot read " + printable(path_) + ": " + std::strerror(errno));
+    buffer_.resize(static_cast<size_t>(n));
+    if (is_new_ && buffer_.starts_with("\xEF\xBB\xBF")) buffer_.erase(0, 3);  // a byte order mark is no text
+    is_new_ = false;
+    at_ = 0;
+    XXH3_64bits_update(state_, buffer_.data(), buffer_.size());
+    bytes_ += static_cast<int64_t>(buffer_.size());
+    return n > 0;
+  }
+
+  std::string path_, buffer_;
+  XXH3_state_t* state_;
+  int fd_ = -1;
+  size_t at_ = 0;
+  bool is_new_ = true;
+  int64_t number_ = 0, bytes_ = 0;
 };
 
-}  // namespace
+DocumentReader::DocumentReader(const DataSourceSpec& spec) : spec_(spec), files_(input_files(spec)) {}
+DocumentReader::~DocumentReader() = default;
+
+void DocumentReader::take(Document document, std::vector<Document>& out) {
+  if (document.text.empty()) return;
+  document.file = next_file_ - 1;
+  taken_bytes_ += document.text.size();
+  any_ = true;
+  out.push_back(std::move(document));
+}
+
+// The next document of a text file; false at its end.
+bool DocumentReader::more_text(std::vector<Document>& out) {
+  Document document;
+  document.line = file_->number() + 1;
+  if (spec_.separator.empty()) {
+    document.text = file_->rest();
+    take(std::move(document), out);
+    return false;
+  }
+  std::string line;
+  while (file_->line(line)) {
+    const bool ends = line.size() == spec_.separator.size() + 1 && line.back() == '\r';
+    if (line == spec_.separator || (ends && line.starts_with(spec_.separator))) {
+      take(std::move(document), out);
+      return true;
+    }
+    document.text += line + "\n";
+  }
+  take(std::move(document), out);
+  return false;
+}
+
+bool DocumentReader::more_json(std::vector<Document>& out) {
+  std::string line;
+  if (!file_->line(line)) return false;
+  if (!line.empty() && line.back() == '\r') line.pop_back();
+  if (line.find_first_not_of(" \t") == std::string::npos) return true;
+  const auto object = parse_json_line(line, file_->path(), file_->number());
+  if (!object.is_object() || !object.contains(spec_.field) || !object[spec_.field].is_string()) {
+    throw BadDataError(detail::concat(printable(file_->path()), ":", file_->number(),
+                                      ": no text under the key '", printable(spec_.field), "'"));
+  }
+  Document document{object[spec_.field].get<std::string>(), 0, file_->number()};
+  if (document.text.find('\0') != std::string::npos)
+    refuse_nul(file_->path(), file_->number());  // as an escape
+  take(std::move(document), out);
+  return true;
+}
+
+void DocumentReader::end_file() {
+  digest_ += std::filesystem::path(file_->path()).filename().string() + " " + std::to_string(file_->bytes()) +
+             " " + file_->hash() + "\n";
+  bytes_ += file_->bytes();
+  file_.reset();
+}
+
+std::vector<Document> DocumentReader::next(size_t bytes) {
+  std::vector<Document> out;
+  taken_bytes_ = 0;
+  while (taken_bytes_ < std::max<size_t>(bytes, 1)) {
+    if (!file_) {
+      if (next_file_ == files_.size()) break;
+      file_ = std::make_unique<File>(files_[next_file_++]);
+    }
+    if (!(spec_.kind == "jsonl" ? more_json(out) : more_text(out))) end_file();
+  }
+  if (out.empty() && !any_) {
+    throw BadDataError(detail::concat("source '", printable(spec_.name), "' holds no document in its ",
+                                      files_.size(), " files, of which ", printable(files_.front()),
+                                      " is the first"));
+  }
+  return out;
+}
+
+std::string DocumentReader::hash() const {
+  return xxh3_hex(digest_ + spec_.kind + "|" + spec_.separator + "|" + spec_.field);
+}
+
+std::vector<int32_t> document_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
+                                     const Document& document, const std::string& file) {
+  std::vector<int32_t> tokens;
+  try {
+    tokens = spec.special_tokens ? tokenizer.encode_marked(document.text) : tokenizer.encode(document.text);
+  } catch (const NoTokenError& e) {
+    // A line break of a text is one of its file; not so in JSON.
+    const int64_t inside = spec.kind == "text" ? lines_before(document.text, e.at) : 0;
+    throw BadDataError(detail::concat(printable(file), ":", document.line + inside, ": ", e.what()));
+  }
+  if (tokenizer.begin_of_document() >= 0) tokens.insert(tokens.begin(), tokenizer.begin_of_document());
+  if (spec.end_of_document) tokens.push_back(tokenizer.end_of_document());
+  return tokens;
+}
 
 std::vector<int32_t> Documents::tokens(size_t document, const Tokenizer& tokenizer) const {
-  const std::string& text = texts[document];
-  try {
-    return tokenizer.encode(text);
-  } catch (const NoTokenError& e) {
-    const Place& place = places[document];
-    const int64_t line = place.line + (breaks_count ? lines_before(text, e.at) : 0);
-    throw BadDataError(detail::concat(printable(files[place.file]), ":", line, ": ", e.what()));
-  }
+  const Document whole{texts[document], places[document].file, places[document].line};
+  return document_tokens(spec, tokenizer, whole, files[whole.file]);
 }
 
 Documents read_documents(const DataSourceSpec& spec) {
-  Documents result;
-  result.breaks_count = spec.kind == "text";
-  std::string digest;
-  for (const std::string& path : input_files(spec)) {
-    std::string content = read_text_file(path);
-    const size_t nul = content.find('\0');
-    if (nul != std::string::npos) refuse_nul(path, 1 + lines_before(content, nul));
-    if (content.rfind("\xEF\xBB\xBF", 0) == 0) content.erase(0, 3);  // a byte order mark is no text
-    Taker taker(path, &result);
-    if (spec.kind == "jsonl") {
-      taker.split_jsonl(content, spec.field);
-    } else {
-      taker.split_text(content, spec.separator);
-    }
-    digest += fs::path(path).filename().string() + " " + std::to_string(content.size()) + " " +
-              xxh3_hex(content) + "\n";
-    result.bytes += static_cast<int64_t>(content.size());
+  Documents all;
+  all.spec = spec;
+  all.spec.end_of_document = false;
+  DocumentReader reader(spec);
+  for (Document& document : reader.next(std::numeric_limits<size_t>::max())) {
+    all.texts.push_back(std::move(document.text));
+    all.places.push_back({"", document.file, document.line});
   }
-  if (result.texts.empty()) {
-    throw BadDataError(detail::concat("source '", printable(spec.name), "' holds no document in its ",
-                                      result.files.size(), " files, of which ",
-                                      printable(result.files.front()), " is the first"));
-  }
-  result.hash = xxh3_hex(digest + spec.kind + "|" + spec.separator + "|" + spec.field);
-  return result;
+  all.files = reader.files();
+  return all;
 }
 
 std::vector<bool> held_out_documents(const DataSourceSpec& spec, size_t documents) {

@@ -10,8 +10,9 @@
 #include <map>
 #include <memory>
 
-#include "engine/tokens/source.h"
+#include "engine/tokens/documents.h"
 #include "engine/tokens/tasks.h"
+#include "engine/tokens/token_store.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
@@ -67,6 +68,14 @@ void add_path(const std::string& path, std::vector<std::string>& files) {
   }
 }
 
+// A pair of Megatron's files may be named by what their names have in common.
+std::string index_of(const DataSourceSpec& spec, const std::string& pattern) {
+  std::error_code ignored;
+  const bool is_prefix =
+      spec.kind == "megatron" && !fs::exists(pattern, ignored) && fs::exists(pattern + ".idx", ignored);
+  return is_prefix ? pattern + ".idx" : pattern;
+}
+
 std::vector<std::string> expand(const std::string& pattern) {
   std::vector<std::string> files;
   std::error_code error;
@@ -98,7 +107,7 @@ std::vector<std::string> input_files(const DataSourceSpec& spec) {
   std::vector<std::string> files;
   std::map<std::string, std::string> seen;  // by the path without links
   for (const std::string& pattern : spec.paths) {
-    for (const std::string& path : expand(pattern)) {
+    for (const std::string& path : expand(index_of(spec, pattern))) {
       std::error_code error;
       const fs::path target = fs::canonical(path, error);
       const auto [first, is_new] = seen.emplace(error ? path : target.string(), path);
@@ -137,13 +146,11 @@ bool passes(Findings& found, const std::string& key, const Body& body) {
 
 Findings check_files(const DataSourceSpec& source, const Tokenizer& tokenizer) {
   Findings found;
-  Documents documents;
+  std::unique_ptr<TokenStore> store;
   if (!passes(found, ".paths", [&] { input_files(source); })) return found;
-  if (!passes(found, "", [&] { documents = read_documents(source); })) return found;
-  passes(found, "", [&] {
-    for (size_t i = 0; i < documents.texts.size(); ++i) documents.tokens(i, tokenizer);
-  });
-  passes(found, ".held_out", [&] { held_out_documents(source, documents.texts.size()); });
+  if (!passes(found, "", [&] { store = open_token_store(source, tokenizer); })) return found;
+  passes(found, "", [&] { store->check_tokens(); });
+  passes(found, ".held_out", [&] { held_out_documents(source, static_cast<size_t>(store->documents())); });
   return found;
 }
 
@@ -212,7 +219,7 @@ class InputCheck {
   void sources(const std::string& path, const std::vector<DataSourceSpec>& list) {
     for (size_t k = 0; k < list.size(); ++k) {
       const std::string at = detail::concat(path, "[", k, "]");
-      if (list[k].kind == "text" || list[k].kind == "jsonl") {
+      if (has_documents(list[k].kind)) {
         DataSourceSpec spec = list[k];
         spec.weight = 1;  // does not matter here
         add_all(at, known_sources_.of(spec, true, [&] { return check_files(spec, *tokenizer_); }));

@@ -10,7 +10,7 @@
 
 namespace fp4t {
 
-// Files of a text or jsonl source, in order: a path that exists stands for itself, a folder for all files
+// Files of a source, in order: a path that exists stands for itself, a folder for all files
 // below it, anything else is a glob. Throws MissingInputError when a pattern matches nothing or a link leads
 // nowhere, BadDataError for what is no regular file and for a file that is matched twice (its held-out
 // documents would be trained on).

@@ -1,10 +1,13 @@
 #include <algorithm>
-#include <numeric>
+#include <optional>
 
+#include "engine/tokens/documents.h"
 #include "engine/tokens/hash.h"
+#include "engine/tokens/packed.h"
 #include "engine/tokens/permutation.h"
 #include "engine/tokens/source.h"
 #include "engine/tokens/tasks.h"
+#include "engine/tokens/token_store.h"
 #include "kernels/base/check.h"
 #include "kernels/base/numeric.h"
 
@@ -12,67 +15,49 @@ namespace fp4t {
 
 namespace {
 
-// Appends tokens [begin, end) of a document; the target of the last is the token after it, if there is one.
-void append_piece(Sequence& s, const std::vector<int32_t>& document, size_t begin, size_t end) {
-  const auto first = static_cast<int32_t>(s.tokens.size());
-  for (size_t i = begin; i < end; ++i) {
-    s.tokens.push_back(document[i]);
-    s.targets.push_back(i + 1 < document.size() ? document[i + 1] : -1);
-    s.positions.push_back(static_cast<int32_t>(i - begin));
-    s.doc_begin.push_back(first);
-  }
-}
-
-void fill_up(Sequence& s, int64_t length, int32_t end_of_document) {
-  const auto missing = static_cast<size_t>(length) - s.tokens.size();
-  const std::vector<int32_t> filler(missing, end_of_document);
-  const size_t before = s.tokens.size();
-  append_piece(s, filler, 0, missing);
-  std::fill(s.targets.begin() + static_cast<int64_t>(before), s.targets.end(), -1);
-}
-
 class DocumentSource : public DataSource {
  public:
   DocumentSource(const DataSourceSpec& spec, int64_t length, uint64_t seed, uint32_t index,
                  const Tokenizer& tokenizer)
-      : name_(spec.name), length_(length), eod_(tokenizer.end_of_document()), seed_(seed), index_(index) {
-    const Documents documents = read_documents(spec);
-    const std::vector<bool> out = held_out_documents(spec, documents.texts.size());
-    std::vector<std::vector<int32_t>> training, held_out;
-    for (size_t i = 0; i < documents.texts.size(); ++i) {
-      std::vector<int32_t> tokens = documents.tokens(i, tokenizer);
-      if (tokenizer.begin_of_document() >= 0) tokens.insert(tokens.begin(), tokenizer.begin_of_document());
-      if (spec.end_of_document) tokens.push_back(eod_);
-      (out[i] ? held_out_tokens_ : tokens_) += static_cast<int64_t>(tokens.size());
-      (out[i] ? held_out : training).push_back(std::move(tokens));
-    }
+      : name_(spec.name),
+        length_(length),
+        seed_(seed),
+        index_(index),
+        store_(open_token_store(spec, tokenizer)) {
+    const std::vector<bool> out = held_out_documents(spec, static_cast<size_t>(store_->documents()));
+    std::vector<int64_t> training, held_out;
+    for (size_t i = 0; i < out.size(); ++i) (out[i] ? held_out : training).push_back(static_cast<int64_t>(i));
     // The order of documents, and so what shares a sequence, belongs to the seed.
     const PhiloxKey order = site_key(seed, Purpose::kDataOrder, 0, index, 0, 0);
-    std::vector<std::vector<int32_t>> shuffled(training.size());
+    std::vector<int64_t> shuffled(training.size());
     for (size_t i = 0; i < training.size(); ++i) {
       shuffled[static_cast<size_t>(permuted_index(order, static_cast<int64_t>(training.size()),
-                                                  static_cast<int64_t>(i)))] = std::move(training[i]);
+                                                  static_cast<int64_t>(i)))] = training[i];
     }
-    sequences_ = pack_documents(shuffled, length, eod_);
-    held_out_ = pack_documents(held_out, length, eod_);
-    fingerprint_ =
-        xxh3_hex(detail::concat(documents.hash, "|", spec.held_out.fraction, "|", spec.held_out.seed, "|",
-                                length, "|", spec.end_of_document, "|", tokenizer.fingerprint()));
-    description_ = detail::concat(name_, ": ", documents.texts.size(), " documents in ",
-                                  documents.files.size(), " files, ", tokens_, " tokens to train on, ",
-                                  held_out_tokens_, " held out, ", sequences_.size(), " sequences an epoch");
+    training_.emplace(*store_, std::move(shuffled), length, tokenizer.end_of_document());
+    held_out_.emplace(*store_, std::move(held_out), length, tokenizer.end_of_document());
+    if (training_->tokens() == 0) throw BadDataError("source '" + name_ + "' has no token to train on");
+    fingerprint_ = xxh3_hex(detail::concat(store_->hash(), "|", spec.held_out.fraction, "|",
+                                           spec.held_out.seed, "|", length, "|", spec.end_of_document,
+                                           spec.special_tokens ? "|marked|" : "|", tokenizer.fingerprint()));
+    description_ =
+        detail::concat(name_, ": ", store_->documents(), " documents in ", store_->files(), " files, ",
+                       training_->tokens(), " tokens to train on, ", held_out_->tokens(), " held out, ",
+                       training_->sequences(), " sequences an epoch");
   }
 
   Sequence sequence(int64_t n) const override {
-    const auto count = static_cast<int64_t>(sequences_.size());
+    const int64_t count = training_->sequences();
     const PhiloxKey epoch =
         site_key(seed_, Purpose::kDataOrder, 2, index_, static_cast<uint32_t>(n / count), 0);
-    return sequences_[static_cast<size_t>(permuted_index(epoch, count, n % count))];
+    return training_->sequence(permuted_index(epoch, count, n % count));
   }
 
   std::vector<Sequence> held_out(int64_t max_tokens) const override {
-    const auto count = std::min<size_t>(held_out_.size(), static_cast<size_t>(ceil_div(max_tokens, length_)));
-    return {held_out_.begin(), held_out_.begin() + static_cast<int64_t>(count)};
+    std::vector<Sequence> all;
+    const int64_t count = std::min(held_out_->sequences(), ceil_div(max_tokens, length_));
+    for (int64_t n = 0; n < count; ++n) all.push_back(held_out_->sequence(n));
+    return all;
   }
 
   std::string fingerprint() const override { return fingerprint_; }
@@ -81,11 +66,10 @@ class DocumentSource : public DataSource {
  private:
   std::string name_, fingerprint_, description_;
   int64_t length_;
-  int32_t eod_;
   uint64_t seed_;
   uint32_t index_;
-  int64_t tokens_ = 0, held_out_tokens_ = 0;
-  std::vector<Sequence> sequences_, held_out_;
+  std::unique_ptr<TokenStore> store_;
+  std::optional<PackedDocuments> training_, held_out_;
 };
 
 class GeneratedSource : public DataSource {
@@ -138,7 +122,8 @@ class GeneratedSource : public DataSource {
 
   void append_document(Sequence& s, const std::string& document) const {
     const std::vector<int32_t> tokens = tokens_of(document);
-    append_piece(s, tokens, 0, std::min(tokens.size(), static_cast<size_t>(length_) - s.tokens.size()));
+    const size_t count = std::min(tokens.size(), static_cast<size_t>(length_) - s.tokens.size());
+    append_piece(s, tokens.data(), count, count < tokens.size() ? tokens[count] : -1);
   }
 
   DataSourceSpec spec_;
@@ -159,7 +144,7 @@ std::vector<Sequence> pack_documents(const std::vector<std::vector<int32_t>>& do
       if (sequences.empty() || sequences.back().tokens.size() == room) sequences.emplace_back();
       Sequence& s = sequences.back();
       const size_t end = std::min(document.size(), at + room - s.tokens.size());
-      append_piece(s, document, at, end);
+      append_piece(s, document.data() + at, end - at, end < document.size() ? document[end] : -1);
       at = end;
     }
   }

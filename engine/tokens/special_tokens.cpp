@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/base/text.h"
+
 namespace fp4t {
 
 namespace {
@@ -33,14 +35,14 @@ std::pair<int32_t, int32_t> choose_document_tokens(TokenizerSpec& spec, const st
     }
     if (spec.end_of_document.empty()) {
       throw RecipeError(
-          "tokenizer.end_of_document: missing, and " + spec.path +
+          "tokenizer.end_of_document: missing, and " + printable(spec.path) +
           " has no token with a usual name for it, such as <|endoftext|>; allowed: a token's text");
     }
   }
   if (spec.begin_of_document.empty()) {
     if (prefix.size() > 1) {
-      throw RecipeError(detail::concat("tokenizer.begin_of_document: missing, and ", spec.path, " puts ",
-                                       prefix.size(),
+      throw RecipeError(detail::concat("tokenizer.begin_of_document: missing, and ", printable(spec.path),
+                                       " puts ", prefix.size(),
                                        " tokens in front of a text; allowed: one token's text, or none"));
     }
     spec.begin_of_document = prefix.empty() ? kNone : names[static_cast<size_t>(prefix[0])];
@@ -52,12 +54,14 @@ std::pair<int32_t, int32_t> choose_document_tokens(TokenizerSpec& spec, const st
 
 void check_file_facts(TokenizerSpec& spec, int64_t vocabulary, const std::string& hash) {
   if (spec.vocabulary != 0 && spec.vocabulary != vocabulary) {
-    throw RecipeError(detail::concat("tokenizer.vocabulary: found ", spec.vocabulary, "; ", spec.path,
-                                     " has ", vocabulary, " tokens, allowed: that, or 0"));
+    throw RecipeError(detail::concat("tokenizer.vocabulary: found ", spec.vocabulary, "; ",
+                                     printable(spec.path), " has ", vocabulary,
+                                     " tokens, allowed: that, or 0"));
   }
   if (!spec.hash.empty() && spec.hash != hash) {
-    throw BadDataError(detail::concat("tokenizer.hash: found ", spec.hash, "; ", spec.path, " has the hash ",
-                                      hash, ": it is another tokenizer than was meant"));
+    throw BadDataError(detail::concat("tokenizer.hash: found ", printable(spec.hash), "; ",
+                                      printable(spec.path), " has the hash ", hash,
+                                      ": it is another tokenizer than was meant"));
   }
   spec.vocabulary = vocabulary;
   spec.hash = hash;

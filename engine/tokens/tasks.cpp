@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "engine/tokens/chat.h"
 #include "engine/tokens/generated_tasks.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
@@ -36,7 +37,9 @@ std::string prompt_text(const TaskSpec& spec, const Problem& problem) {
 }
 
 std::vector<int32_t> prompt_tokens(const TaskSpec& spec, const Tokenizer& tokenizer, const Problem& problem) {
-  return tokenizer.prompt(prompt_text(spec, problem));
+  const std::string text = prompt_text(spec, problem);
+  if (tokenizer.chat().empty()) return tokenizer.prompt(text);
+  return Chat(tokenizer.chat(), tokenizer).tokens({{"user", text}}, true);
 }
 
 TaskSpec task_of(const DataSourceSpec& source) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
+#include "engine/tokens/chat.h"
 #include "engine/tokens/tokenizer_json.h"
+#include "engine/tokens/tokenizer_sentencepiece.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 
@@ -111,9 +113,18 @@ namespace {
 std::unique_ptr<Tokenizer> make_and_complete(TokenizerSpec& spec) {
   if (spec.kind == "bytes") return std::make_unique<ByteTokenizer>();
   if (spec.kind == "ids") return std::make_unique<IdTokenizer>(spec.vocabulary);
-  if (spec.kind == "json") return make_json_tokenizer(spec);
-  throw RecipeError("tokenizer.kind: '" + printable(spec.kind) +
-                    "' is not known; allowed are bytes, ids and json");
+  if (spec.kind == "sentencepiece") return make_sentencepiece_tokenizer(spec);
+  FP4T_CHECK(spec.kind == "json", "tokenizer ", spec.kind);
+  return make_json_tokenizer(spec);
+}
+
+std::unique_ptr<Tokenizer> make_with_chat(TokenizerSpec& spec) {
+  std::unique_ptr<Tokenizer> tokenizer = make_and_complete(spec);
+  if (spec.chat.empty()) return tokenizer;
+  if (spec.chat == "auto") spec.chat = chat_form_beside(spec.path);
+  const Chat check(spec.chat, *tokenizer);  // the vocabulary has what the form needs
+  tokenizer->set_chat(spec.chat);
+  return tokenizer;
 }
 
 // The message with the place of the key that it begins with, or of the file.
@@ -123,7 +134,7 @@ std::string with_place(const FieldPlaces& places, const std::string& message) {
   const std::string key = names_key ? message.substr(0, colon) : "tokenizer.path";
   const SourcePlace place = nearest_place(places, key);
   const std::string where = place.file.empty() ? "" : place_text(place) + ": ";
-  return where + (names_key ? "" : key + ": ") + message;
+  return where + (names_key ? "" : key + ": ") + printable(message, 4000);
 }
 
 }  // namespace
@@ -142,13 +153,13 @@ std::string Tokenizer::continuation(const std::vector<int32_t>& tokens) const {
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
   TokenizerSpec completed = spec;
-  return make_and_complete(completed);
+  return make_with_chat(completed);
 }
 
 void complete_tokenizer(Recipe& recipe, const FieldPlaces& places) {
   if (recipe.tokenizer.path.empty()) return;
   try {
-    make_and_complete(recipe.tokenizer);
+    make_with_chat(recipe.tokenizer);
   } catch (const RecipeError& e) {
     throw RecipeError(with_place(places, e.what()));
   } catch (const MissingInputError& e) {

@@ -4,7 +4,7 @@
 //   <eod> is
 //                  the last
 //   json           byte-level BPE of a tokenizer.json (tokenizer_json.h)
-//   sentencepiece  a SentencePiece .model (sentencepiece.h)
+//   sentencepiece  a SentencePiece .model (tokenizer_sentencepiece.h)
 // A tokenizer is const after it is made and may be used by many threads.
 #pragma once
 
@@ -32,6 +32,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual int64_t vocabulary() const = 0;
   virtual int32_t end_of_document() const = 0;
+  // Whether a text gets a space in front (SentencePiece's dummy prefix).
+  virtual bool puts_a_space_in_front() const { return false; }
   // What stands in front of every document and prompt; -1: nothing.
   virtual int32_t begin_of_document() const { return -1; }
   // Special tokens are never made from text. Throws NoTokenError.
@@ -53,8 +55,14 @@ class Tokenizer {
 
   // A prompt: begin_of_document, if there is one, and the text.
   std::vector<int32_t> prompt(std::string_view text) const;
+  // Form of conversations (chat.h); "": prompts are plain text.
+  const std::string& chat() const { return chat_; }
+  void set_chat(const std::string& form) { chat_ = form; }
   // Tokens that go on with a text, as well-formed UTF-8: parts of characters become U+FFFD.
   std::string continuation(const std::vector<int32_t>& tokens) const;
+
+ private:
+  std::string chat_;
 };
 
 // Tokens one by one to whole characters.

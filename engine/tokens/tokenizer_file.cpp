@@ -10,6 +10,7 @@
 #include "engine/tokens/split_pattern.h"
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -44,7 +45,7 @@ class FileReader {
 
  private:
   [[noreturn]] void fail(const std::string& where, const std::string& what) const {
-    throw BadDataError(path_ + ": " + where + (where.empty() ? "" : ": ") + what);
+    throw BadDataError(printable(path_ + ": " + where + (where.empty() ? "" : ": ") + what, 4000));
   }
   [[noreturn]] void refuse(const std::string& where, const std::string& what) const {
     fail(where, what + " is not supported");
@@ -317,7 +318,7 @@ TokenizerFile read_tokenizer_file(const std::string& path) {
   try {
     root = Json::parse(content);
   } catch (const Json::exception& e) {
-    throw BadDataError(path + ": " + json_problem(e));
+    throw BadDataError(printable(path) + ": " + printable(json_problem(e)));
   }
   return FileReader(path, root).run();
 }

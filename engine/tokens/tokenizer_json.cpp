@@ -13,6 +13,7 @@
 #include "engine/tokens/split_pattern.h"
 #include "engine/tokens/tokenizer_file.h"
 #include "engine/tokens/utf8.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -103,7 +104,8 @@ class JsonTokenizer : public Tokenizer {
     if (text == "<eod>") return end_;
     const std::vector<int32_t> tokens = encode(text);
     if (tokens.size() == 1) return tokens[0];
-    throw RecipeError(detail::concat("'", text, "' is ", tokens.size(), " tokens of the tokenizer, not one"));
+    throw RecipeError(
+        detail::concat("'", printable(text), "' is ", tokens.size(), " tokens of the tokenizer, not one"));
   }
 
   // Tokens that are line breaks and nothing else: one with other characters before the break belongs to the
@@ -225,7 +227,7 @@ std::unique_ptr<Tokenizer> make_json_tokenizer(TokenizerSpec& spec) {
   try {
     tokenizer = std::make_unique<JsonTokenizer>(std::move(file));
   } catch (const BadDataError& e) {
-    throw BadDataError(spec.path + ": model.vocab: " + e.what());
+    throw BadDataError(printable(spec.path) + ": model.vocab: " + e.what());
   }
   const auto [begin, end] = choose_document_tokens(spec, names, prefix, *tokenizer);
   tokenizer->set_document_tokens(begin, end);

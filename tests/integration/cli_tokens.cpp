@@ -82,5 +82,43 @@ TEST_F(CliTokens, end_tokens_and_vocabulary_must_fit_the_file) {
                 "model.vocabulary: 300 is less than the 424 tokens");
 }
 
+TEST_F(CliTokens, tokenised_files_train_as_their_text_does) {
+  const Exit made =
+      run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--separator", "%", "--out", "words"});
+  EXPECT_ANSWER(made, 0, "words.bin: ");
+  train(folder_.path());
+  std::string text = recipe_with("t.json");
+  const std::string source = "kind: text, paths: text, separator: \"%\"";
+  text.replace(text.find(source), source.size(), "kind: megatron, paths: words");
+  write_text(folder_ / "recipe.yaml", text);
+  train(folder_.path(), {"--set", "run.dir=run2"});
+  const auto steps = [&](const char* dir) {
+    std::vector<double> losses;
+    for (const auto& line : metrics_of(folder_ / dir, "step", "pretrain"))
+      losses.push_back(line["loss"].get<double>());
+    return losses;
+  };
+  EXPECT_EQ(steps("run"), steps("run2"));
+  EXPECT_EQ(steps("run").size(), 2u);
+  // By the recipe, the same files; with another tokenizer they are refused.
+  EXPECT_ANSWER(
+      run({"tokenize", "--config", "recipe.yaml", "--in", "text", "--separator", "%", "--out", "again"}), 0,
+      "");
+  EXPECT_EQ(read_text(folder_ / "again.bin"), read_text(folder_ / "words.bin"));
+  EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", "tokenizer={kind: bytes}", "--set",
+                     "stages.1.rl.sampling.end_tokens=<eod>"}),
+                65, "words.json: made with the tokenizer json-");
+}
+
+TEST_F(CliTokens, tokenize_refuses_what_it_cannot_do) {
+  EXPECT_ANSWER(run({"tokenize", "--in", "text", "--out", "o"}), 2, "found neither");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "none", "--in", "text", "--out", "o"}), 66, "none");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "nowhere", "--out", "o"}), 66, "nowhere");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "none/o"}), 73,
+                "none/o.bin");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "o", "--kind", "html"}), 2,
+                "--kind");
+}
+
 }  // namespace
 }  // namespace fp4t::test

@@ -6,10 +6,12 @@
 Each vocabulary is a few hundred tokens trained on the sentences below. Of ill-formed bytes the library knows nothing:
 each run of them is given to its model as a word of its own.
 """
+import io
 import json
 import pathlib
 import sys
 
+import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -150,6 +152,37 @@ def variants():
         ("cafe\u0301", {"normalized": True}), ("x\u00e9", {}), ("\n\n", {})])
 
 
+def sentencepiece_models():
+    """Of the style of Llama 2 (bytes for what has no piece), and one that knows no bytes."""
+    sentences = [s for s in SENTENCES if all(ord(c) < 0x370 for c in s)] * 3
+    shared = {"character_coverage": 0.99, "normalization_rule_name": "identity", "minloglevel": 2, "num_threads": 1,
+              "hard_vocab_limit": False}
+    for name, options in {
+            "llama2": {"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": False,
+                       "split_digits": True, "allow_whitespace_only_pieces": True, "vocab_size": 420},
+            "unigram": {"model_type": "unigram", "vocab_size": 160, "user_defined_symbols": ["<sep>"]}}.items():
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **shared,
+                                                 **options)
+        yield name, model.getvalue()
+
+
+def chats(library, form, messages):
+    """Ids of a conversation, written out here a second time."""
+    if form == "chatml":
+        text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+        text += "<|im_start|>assistant\n"
+    else:
+        text = "<|begin_of_text|>" + "".join(f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+                                             for role, content in messages)
+        text += "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    library.encode_special_tokens = False
+    return library.encode(text, add_special_tokens=False).ids
+
+
+CHAT = [("system", "Be brief."), ("user", "  What is 37+58?\n"), ("assistant", "95"), ("user", "Sicher? caf\u00e9 \U0001F642")]
+
+
 def main():
     folder = ROOT / "tests/golden/tokenizers"
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,6 +198,18 @@ def main():
                 row = {"tokenizer": name, "text": text_name, "plain": check.reference_ids(library, text, False),
                        "marked": check.reference_ids(library, text, True)}
                 out.write(json.dumps(row, separators=(",", ":")) + "\n")
+        for name, model in sentencepiece_models():
+            (folder / f"{name}.model").write_bytes(model)
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            for text_name, text in HOSTILE.items():
+                ids = processor.encode(text)
+                row = {"tokenizer": name, "text": text_name, "plain": ids, "decoded": processor.decode(ids).encode().hex()}
+                out.write(json.dumps(row, separators=(",", ":")) + "\n")
+    with open(folder / "chat.jsonl", "w", encoding="utf-8") as out:
+        for name, form in [("qwen", "chatml"), ("llama3", "llama3")]:
+            library = tokenizers.Tokenizer.from_file(str(folder / f"{name}.json"))
+            row = {"tokenizer": name, "form": form, "messages": CHAT, "ids": chats(library, form, CHAT)}
+            out.write(json.dumps(row) + "\n")
     print(f"tokenizers {tokenizers.__version__}: {len(HOSTILE)} strings")
 
 

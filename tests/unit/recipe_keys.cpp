@@ -150,11 +150,12 @@ tokenizer:
   begin_of_document: <s>
   end_of_document: </s>
   hash: 0123456789abcdef
+  chat: chatml
 stages:
   - pretrain:
       steps: 11
       batch: {tokens: 64, length: 32}
-      data: [{kind: random}]
+      data: [{kind: nanogpt, paths: a, dtype: uint32}, {kind: jsonl, paths: b, special_tokens: true}]
 )";
 
 // Keys that have one legal value so far.
@@ -426,6 +427,15 @@ Recipe fifth() {
   r.tokenizer.end_of_document = "</s>";
   r.tokenizer.begin_of_document = "<s>";
   r.tokenizer.hash = "0123456789abcdef";
+  r.tokenizer.chat = "chatml";
+  std::vector<DataSourceSpec>& data = std::get<PretrainSpec>(r.stages[0]).data;
+  data.assign(2, DataSourceSpec{});
+  data[0].name = data[0].kind = "nanogpt";
+  data[0].paths = {"a"};
+  data[0].dtype = "uint32";
+  data[1].name = data[1].kind = "jsonl";
+  data[1].paths = {"b"};
+  data[1].special_tokens = true;
   return r;
 }
 

@@ -78,6 +78,7 @@ TEST(Bpe, ids_are_the_librarys_on_hostile_strings) {
   int compared = 0;
   for (const Json& row : json_lines(golden_path("tokenizers/expected.jsonl"))) {
     const auto name = row["tokenizer"].get<std::string>(), text = row["text"].get<std::string>();
+    if (tokenizers.count(name) == 0) continue;  // a SentencePiece model's row
     const Tokenizer& tokenizer = *tokenizers.at(name);
     EXPECT_EQ(tokenizer.encode(texts.at(text)), row["plain"].get<std::vector<int32_t>>())
         << name << ", " << text;

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "engine/tokens/corpus.h"
-#include "engine/tokens/source.h"
+#include "engine/tokens/documents.h"
 #include "kernels/base/check.h"
 #include "tests/support/process.h"
 
@@ -203,6 +203,12 @@ TEST_F(Inputs, what_is_no_token_is_named_with_file_and_line) {
                {"stages[1].rl.task: '", "=", "stages[1].rl.sampling.end_tokens[1]: ", "'stop'"});
 }
 
+Names texts_of(const DataSourceSpec& spec) {
+  Names texts;
+  for (const Document& document : DocumentReader(spec).next(1 << 20)) texts.push_back(document.text);
+  return texts;
+}
+
 TEST_F(Inputs, both_kinds_have_one_rule_for_byte_order_marks_and_nul) {
   const std::string mark = "\xEF\xBB\xBF";
   test::write_text(folder_ / "a.txt", mark + "one" + mark);
@@ -211,12 +217,12 @@ TEST_F(Inputs, both_kinds_have_one_rule_for_byte_order_marks_and_nul) {
   text.separator = "";
   jsonl.kind = "jsonl";
   for (const DataSourceSpec& spec : {text, jsonl}) {
-    EXPECT_EQ(read_documents(spec).texts, Names{"one" + mark}) << spec.kind;
+    EXPECT_EQ(texts_of(spec), Names{"one" + mark}) << spec.kind;
   }
   test::write_text(folder_ / "a.txt", std::string("o\0e", 3));
   test::write_text(folder_ / "b.jsonl", "\n{\"text\": \"o\\u0000e\"}\n");
-  expect_parts(message_of<BadDataError>([&] { read_documents(text); }), {folder_ / "a.txt:1: ", "NUL"});
-  expect_parts(message_of<BadDataError>([&] { read_documents(jsonl); }), {folder_ / "b.jsonl:2: ", "NUL"});
+  expect_parts(message_of<BadDataError>([&] { texts_of(text); }), {folder_ / "a.txt:1: ", "NUL"});
+  expect_parts(message_of<BadDataError>([&] { texts_of(jsonl); }), {folder_ / "b.jsonl:2: ", "NUL"});
 }
 
 TEST_F(Inputs, why_a_path_cannot_be_read_is_told) {

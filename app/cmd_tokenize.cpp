@@ -1,0 +1,54 @@
+#include <cstdio>
+#include <thread>
+
+#include "app/command.h"
+#include "engine/recipe/load.h"
+#include "engine/tokens/tokenize.h"
+#include "kernels/base/check.h"
+
+namespace fp4t {
+
+namespace {
+
+TokenizerSpec tokenizer_of(const AppOptions& options) {
+  if (options.recipe.config.empty() == options.tokenizer.empty()) {
+    throw RecipeError("tokenize: one of --config and --tokenizer says which tokenizer; found " +
+                      std::string(options.tokenizer.empty() ? "neither" : "both"));
+  }
+  if (!options.recipe.config.empty()) {
+    return load_recipe(options.recipe.config, options.recipe.overrides).recipe.tokenizer;
+  }
+  TokenizerSpec spec;
+  spec.kind = options.tokenizer == "bytes"            ? "bytes"
+              : options.tokenizer.ends_with(".model") ? "sentencepiece"
+                                                      : "json";
+  if (spec.kind != "bytes") spec.path = options.tokenizer;
+  return spec;
+}
+
+}  // namespace
+
+int cmd_tokenize(const AppOptions& options) {
+  DataSourceSpec source;
+  source.name = "--in";
+  source.paths = options.inputs;
+  source.kind = options.kind;
+  source.field = options.field;
+  source.separator = options.separator;
+  source.end_of_document = !options.no_end_of_document;
+  source.special_tokens = options.special_tokens;
+  const auto tokenizer = make_tokenizer(tokenizer_of(options));
+  const int threads = options.threads > 0
+                          ? static_cast<int>(options.threads)
+                          : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const TokenizeReport report = tokenize_files(source, *tokenizer, options.out, threads);
+  std::printf(
+      "%s.bin: %lld tokens of %lld documents in %lld files, %.2f MB of text in %.2f s, %.2f MB/s, "
+      "fingerprint %s\n",
+      options.out.c_str(), static_cast<long long>(report.tokens), static_cast<long long>(report.documents),
+      static_cast<long long>(report.files), static_cast<double>(report.bytes) / 1e6, report.seconds,
+      static_cast<double>(report.bytes) / 1e6 / report.seconds, report.fingerprint.c_str());
+  return 0;
+}
+
+}  // namespace fp4t

@@ -1,0 +1,75 @@
+// Text files and JSON lines as documents, read piece by piece.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/recipe/recipe.h"
+#include "engine/tokens/tokenizer.h"
+
+namespace fp4t {
+
+struct Document {
+  std::string text;
+  size_t file = 0;   // index in DocumentReader::files()
+  int64_t line = 1;  // where it begins
+};
+
+class DocumentReader {
+ public:
+  // Of a source of kind text or jsonl. Throws MissingInputError, BadDataError.
+  explicit DocumentReader(const DataSourceSpec& spec);
+  ~DocumentReader();
+
+  // The next documents in file order, none of them empty: at least one, and no more once they have `bytes`
+  // bytes. Empty at the end. Neither a byte order mark nor a NUL is in them. Throws BadDataError naming file
+  // and line.
+  std::vector<Document> next(size_t bytes);
+
+  const std::vector<std::string>& files() const { return files_; }
+  // Over names without folders, contents and options; after the last document.
+  std::string hash() const;
+  int64_t bytes() const { return bytes_; }  // read so far
+
+ private:
+  class File;
+  void take(Document document, std::vector<Document>& out);
+  bool more_text(std::vector<Document>& out);
+  bool more_json(std::vector<Document>& out);
+  void end_file();
+
+  DataSourceSpec spec_;
+  std::vector<std::string> files_;
+  std::unique_ptr<File> file_;  // the one at hand
+  size_t next_file_ = 0;
+  size_t taken_bytes_ = 0;
+  bool any_ = false;
+  std::string digest_;
+  int64_t bytes_ = 0;
+};
+
+// Tokens of a document as a model is trained on them: with what begins and ends documents, by the source's
+// options. Throws BadDataError naming file and line.
+std::vector<int32_t> document_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
+                                     const Document& document, const std::string& file);
+
+// All documents of a source at once, to measure on.
+struct Documents {
+  DataSourceSpec spec;
+  std::vector<std::string> texts;
+  std::vector<Document> places;  // of each text; the texts themselves are above
+  std::vector<std::string> files;
+
+  // With what begins a document, without what ends it. Throws BadDataError naming file and line.
+  std::vector<int32_t> tokens(size_t document, const Tokenizer& tokenizer) const;
+};
+// Throws as DocumentReader does.
+Documents read_documents(const DataSourceSpec& spec);
+
+// By document, whether training never sees it. Throws BadDataError when that is all of them, or none though a
+// fraction is given.
+std::vector<bool> held_out_documents(const DataSourceSpec& spec, size_t documents);
+
+}  // namespace fp4t

@@ -1,0 +1,47 @@
+// Documents as tokens: read from text into memory, or lying in files that other programs made. Whatever their
+// form, a document is a range of one long row of tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/recipe/recipe.h"
+#include "engine/tokens/tokenizer.h"
+
+namespace fp4t {
+
+class TokenStore {
+ public:
+  virtual ~TokenStore() = default;
+  int64_t documents() const { return static_cast<int64_t>(begins_.size()) - 1; }
+  int64_t tokens() const { return begins_.back(); }
+  int64_t size(int64_t document) const { return begin(document + 1) - begin(document); }
+  // Tokens [from, to) of a document. Throws BadDataError naming file and byte for what is no token.
+  void read(int64_t document, int64_t from, int64_t to, int32_t* out) const {
+    read_tokens(begin(document) + from, to - from, out);
+  }
+  // Looks at every token. Throws as read().
+  virtual void check_tokens() const {}
+  // Path-independent: of names, contents and options.
+  virtual std::string hash() const = 0;
+  virtual int64_t files() const = 0;
+
+ protected:
+  virtual void read_tokens(int64_t from, int64_t count, int32_t* out) const = 0;
+  std::vector<int64_t> begins_ = {0};  // of each document, and the end of the last
+
+ private:
+  int64_t begin(int64_t document) const { return begins_[static_cast<size_t>(document)]; }
+};
+
+// Whether a kind of source is files of tokens; whether it is files at all.
+bool is_token_file_kind(const std::string& kind);
+bool has_documents(const std::string& kind);
+
+// Of a source of kind text, jsonl, megatron, llmc or nanogpt. Throws MissingInputError; BadDataError naming
+// the file, and line or byte.
+std::unique_ptr<TokenStore> open_token_store(const DataSourceSpec& spec, const Tokenizer& tokenizer);
+
+}  // namespace fp4t

@@ -1,0 +1,144 @@
+#include "engine/tokens/tokenize.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "engine/metrics/metrics.h"
+#include "engine/tokens/documents.h"
+#include "engine/tokens/hash.h"
+#include "engine/tokens/token_files.h"
+#include "kernels/base/check.h"
+#include "kernels/base/threads.h"
+
+namespace fp4t {
+
+namespace {
+
+// A file that has its name when it is whole.
+class TokenWriter {
+ public:
+  explicit TokenWriter(const std::string& path)
+      : path_(path), temporary_(path + ".partial"), state_(XXH3_createState(), &XXH3_freeState) {
+    if (!state_) throw std::bad_alloc();
+    XXH3_64bits_reset(state_.get());
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd_ < 0) fail("cannot create ");
+  }
+  ~TokenWriter() {
+    if (fd_ < 0) return;
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+  }
+  TokenWriter(const TokenWriter&) = delete;
+  TokenWriter& operator=(const TokenWriter&) = delete;
+
+  void append(const std::string& bytes) {
+    XXH3_64bits_update(state_.get(), bytes.data(), bytes.size());
+    for (size_t at = 0; at < bytes.size();) {
+      const ssize_t n = ::write(fd_, bytes.data() + at, bytes.size() - at);
+      if (n < 0 && errno != EINTR) fail("cannot write ");
+      if (n > 0) at += static_cast<size_t>(n);
+    }
+  }
+  // Gives the file its name; its hash.
+  std::string finish() {
+    if (::fsync(fd_) != 0 || ::close(std::exchange(fd_, -1)) != 0) fail("cannot write ");
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot name ");
+    char text[17];
+    std::snprintf(text, sizeof(text), "%016llx",
+                  static_cast<unsigned long long>(XXH3_64bits_digest(state_.get())));
+    return text;
+  }
+
+ private:
+  [[noreturn]] void fail(const char* what) const {
+    throw SaveError(what + path_ + ": " + std::strerror(errno));
+  }
+
+  std::string path_, temporary_;
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+  int fd_ = -1;
+};
+
+std::string packed(const std::vector<int32_t>& tokens, TokenType type) {
+  std::string bytes(tokens.size() * static_cast<size_t>(token_bytes(type)), '\0');
+  if (type == TokenType::kI32) {
+    std::memcpy(bytes.data(), tokens.data(), bytes.size());
+  } else {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto narrow = static_cast<uint16_t>(tokens[i]);
+      std::memcpy(bytes.data() + 2 * i, &narrow, sizeof(narrow));
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tokenizer,
+                              const std::string& prefix, int threads) {
+  constexpr size_t kBatchBytes = size_t{16} << 20;
+  const auto start = std::chrono::steady_clock::now();
+  const TokenType type = megatron_type(tokenizer.vocabulary());
+  DocumentReader reader(source);
+  TokenWriter data(prefix + ".bin");
+  ThreadPool pool(threads);
+  TokenizeReport report;
+  std::vector<int32_t> lengths;
+  std::vector<std::string> encoded;
+  for (auto batch = reader.next(kBatchBytes); !batch.empty(); batch = reader.next(kBatchBytes)) {
+    encoded.assign(batch.size(), "");
+    lengths.resize(lengths.size() + batch.size());
+    const size_t first = lengths.size() - batch.size();
+    pool.run(static_cast<int64_t>(batch.size()), 1, [&](int64_t begin, int64_t end) {
+      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+        const std::string& file = reader.files()[batch[i].file];
+        const std::vector<int32_t> tokens = document_tokens(source, tokenizer, batch[i], file);
+        if (tokens.size() > std::numeric_limits<int32_t>::max()) {
+          throw BadDataError(
+              detail::concat(file, ":", batch[i].line, ": a document of ", tokens.size(), " tokens"));
+        }
+        lengths[first + i] = static_cast<int32_t>(tokens.size());
+        encoded[i] = packed(tokens, type);
+      }
+    });
+    for (const std::string& bytes : encoded) {
+      data.append(bytes);
+      report.tokens += static_cast<int64_t>(bytes.size()) / token_bytes(type);
+    }
+  }
+  const std::string index_bytes = megatron_index(type, lengths);
+  const std::string data_hash = data.finish();
+  report.files = static_cast<int64_t>(reader.files().size());
+  report.documents = static_cast<int64_t>(lengths.size());
+  report.bytes = reader.bytes();
+  report.fingerprint = xxh3_hex(detail::concat(tokenizer.fingerprint(), "|", reader.hash(), "|",
+                                               source.end_of_document, "|", source.special_tokens));
+  nlohmann::ordered_json note = {{"format", "fp4train tokens 1"},
+                                 {"fingerprint", report.fingerprint},
+                                 {"tokenizer", tokenizer.fingerprint()},
+                                 {"inputs", reader.hash()},
+                                 {"end_of_document", source.end_of_document},
+                                 {"special_tokens", source.special_tokens},
+                                 {"documents", report.documents},
+                                 {"tokens", report.tokens},
+                                 {"data_hash", data_hash},
+                                 {"index_hash", xxh3_hex(index_bytes)}};
+  // The index last: without it there are no tokens to be found, and what is found has its note.
+  write_text_file(prefix + ".json", note.dump() + "\n");
+  TokenWriter index(prefix + ".idx");
+  index.append(index_bytes);
+  index.finish();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace fp4t
