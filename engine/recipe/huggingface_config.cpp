@@ -8,6 +8,7 @@
 #include <set>
 
 #include "engine/recipe/print.h"
+#include "engine/recipe/scalars.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 
@@ -278,6 +279,13 @@ std::vector<ImpliedKey> implied_keys(const ModelSpec& model) {
     keys.push_back({key.path, key.value, key.path != "model.max_positions"});
   }
   return keys;
+}
+
+std::string tokenizer_of_folder(const std::string& folder) {
+  const std::string file = folder + "/tokenizer.json";
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored)) return "";
+  return "{kind: json, path: " + write_text(file) + "}";
 }
 
 }  // namespace fp4t

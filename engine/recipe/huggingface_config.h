@@ -26,4 +26,7 @@ struct ImpliedKey {
 };
 std::vector<ImpliedKey> implied_keys(const ModelSpec& model);
 
+// The recipe's section `tokenizer`, as YAML, that reads the folder's own; "" where the folder has none.
+std::string tokenizer_of_folder(const std::string& folder);
+
 }  // namespace fp4t

@@ -92,6 +92,10 @@ LoadedRecipe parse(const std::string& text, const std::string& file_name,
       if (has_value(*root, key.path)) continue;
       root = apply_override(root, key.path + "=" + key.value, place, problems);
     }
+    const std::string tokenizer = tokenizer_of_folder(folder->text);
+    if (!tokenizer.empty() && !root->find("tokenizer")) {
+      root = apply_override(root, "tokenizer=" + tokenizer, place, problems);
+    }
   }
   BoundRecipe bound = bind_recipe(*root, problems);
   resolve_defaults(bound);

@@ -18,7 +18,7 @@ namespace {
 
 using detail::concat;
 
-constexpr int64_t kMostTokens = 8192;    // of all sequences
+constexpr int64_t kMostTokens = 2048;    // of all sequences
 constexpr int64_t kMostSequence = 2048;  // of one
 
 class LargestActs : public ActWatcher {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <map>
 
 #include "engine/recipe/huggingface_config.h"
@@ -27,16 +28,29 @@ Machine any_machine(int64_t threads) {
   return machine;
 }
 
-// A recipe that has this model and as little else as a recipe can have.
-Recipe recipe_of(const std::string& from, const ModelSpec& model) {
+// A recipe that has this model and as little else as a recipe can have. `tokenizer` is its section, as YAML.
+Recipe recipe_of(const std::string& from, const ModelSpec& model, const std::string& tokenizer) {
   const int64_t length = std::min<int64_t>(model.max_positions, 2048);
   std::vector<std::string> keys = {"model.from=" + write_text(from)};
   for (const ImpliedKey& key : implied_keys(model)) keys.push_back(key.path + "=" + key.value);
   const std::string text =
-      concat("run: {name: import}\ntokenizer: {kind: ids, vocabulary: ", model.vocabulary,
-             "}\nmodel: {}\nstages:\n  - pretrain:\n      steps: 1\n      batch: {tokens: ", length,
+      concat("run: {name: import}\ntokenizer: ", tokenizer,
+             "\nmodel: {}\nstages:\n  - pretrain:\n      steps: 1\n      batch: {tokens: ", length,
              ", length: ", length, "}\n      data: [{kind: random}]\n");
-  return parse_recipe(text, from + "/config.json", keys).recipe;
+  Recipe recipe = parse_recipe(text, from + "/config.json", keys).recipe;
+  complete_tokenizer(recipe);
+  return recipe;
+}
+
+// With the folder's own tokenizer where we can read it; `note` says why not.
+Recipe recipe_of_folder(const std::string& from, const ModelSpec& model, std::string* note) {
+  const std::string own = tokenizer_of_folder(from);
+  try {
+    if (!own.empty()) return recipe_of(from, model, own);
+  } catch (const Error& error) {
+    *note = concat("tokenizer.json is not used, texts are numbers of tokens: ", error.what(), "\n");
+  }
+  return recipe_of(from, model, concat("{kind: ids, vocabulary: ", model.vocabulary, "}"));
 }
 
 }  // namespace
@@ -60,7 +74,8 @@ void load_weights(Queue& queue, const std::string& checkpoint, Transformer& mode
 
 std::string import_checkpoint(const std::string& from, const std::string& to, bool replace) {
   const ModelSpec model = model_from_config(from);
-  const Recipe recipe = recipe_of(from, model);
+  std::string note;
+  const Recipe recipe = recipe_of_folder(from, model, &note);
   const Plan plan = make_plan(recipe, any_machine(1), {});
   const HuggingFaceFolder weights(from, plan.model, plan.parameters);
   RunState state;
@@ -92,7 +107,7 @@ std::string import_checkpoint(const std::string& from, const std::string& to, bo
     write_checkpoint(queue, folder, tensors, state, parts, fetch, {});
   });
   return concat(to, ": ", model_type_of(family_of(model)), ", ", total_parameters(plan.parameters),
-                " parameters\n");
+                " parameters\n", note);
 }
 
 namespace {
@@ -109,6 +124,18 @@ const ForwardTable& table_of(const Plan& plan, const RunState& state, const std:
   }
   throw RecipeError(
       concat("--table ", name, ": the checkpoint is in stage '", stage.name, "', which has no such table"));
+}
+
+// Where the tokenizer's files lie that an export takes along: of the tokenizer in use, else of the folder
+// that the weights came from; "" where neither is there any more.
+std::string tokenizer_folder(const Plan& plan) {
+  const std::filesystem::path file = plan.tokenizer.path;
+  std::error_code ignored;
+  if (!file.empty() && std::filesystem::exists(file, ignored)) {
+    return file.has_parent_path() ? file.parent_path().string() : ".";
+  }
+  const std::string& from = plan.model.from;
+  return !from.empty() && std::filesystem::exists(from + "/config.json", ignored) ? from : "";
 }
 
 std::string lines_of(const ExportRequest& request, const ExportModel& model, const ExportReport& report) {
@@ -144,9 +171,10 @@ std::string export_checkpoint(const ExportRequest& request) {
   const ForwardTable* table = coded == Format::kBf16 ? nullptr : &table_of(plan, info.state, request.table);
   ExportModel model(path, plan, table, coded);
   ExportOptions options = request.options;
-  const std::string& from = plan.model.from;
-  if (options.source.empty() && !from.empty() && path_exists(from + "/config.json")) options.source = from;
-  if (options.source.empty()) options.end_token = make_tokenizer(plan.tokenizer)->end_of_document();
+  if (options.source.empty()) options.source = tokenizer_folder(plan);
+  if (options.source.empty() || !path_exists(options.source + "/config.json")) {
+    options.end_token = make_tokenizer(plan.tokenizer)->end_of_document();
+  }
   std::string calibrated;
   if (has_act_scales(options.layout)) calibrated = calibrate(info, request.calibrate, model);
   const ExportReport report = write_export(model, request.to, options);

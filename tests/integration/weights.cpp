@@ -280,6 +280,62 @@ TEST_F(From, reinforcement_learning_begins_with_the_folders_weights) {
             tensor_hashes_of(folder_ / "ckpt", "model."));
 }
 
+// Its tokenizer ------------------------------------------------------------------------------------------
+
+// A copy of the golden Qwen3-MoE with rows for the tokens of a small tokenizer.json, and that file.
+void with_tokenizer(const std::string& folder) {
+  fs::create_directory(folder);
+  auto config = nlohmann::json::parse(read_text(golden("qwen3_moe") + "/config.json"));
+  constexpr int64_t kRows = 432;
+  config["vocab_size"] = kRows;
+  write_text(folder + "/config.json", config.dump());
+  fs::copy_file(from_environment("FP4T_TEST_SOURCE") + "/tests/golden/tokenizers/qwen.json",
+                folder + "/tokenizer.json");
+  const SafetensorsFile file(golden("qwen3_moe") + "/model.safetensors");
+  std::map<std::string, std::vector<uint8_t>> data;
+  std::vector<TensorToStore> list;
+  for (const StoredTensor& t : file.tensors()) {
+    std::vector<int64_t> dims = t.dims;
+    data[t.name] = file.read(t);
+    if (dims[0] == 257) dims[0] = kRows;
+    data[t.name].resize(static_cast<size_t>(stored_bytes(t.dtype, dims)));
+    list.push_back({t.name, t.dtype, dims, nullptr});
+  }
+  for (TensorToStore& t : list) t.data = data.at(t.name).data();
+  write_safetensors(folder + "/model.safetensors", list, {});
+}
+
+TEST_F(From, a_folder_brings_its_tokenizer) {
+  with_tokenizer(folder_ / "folder");
+  const std::string recipe = "run: {name: t, dir: run, threads: 2}\nmodel: {from: folder}\n" + kOneStep;
+  Exit e = with(recipe, {"print-config"});
+  ASSERT_EQ(e.code, 0) << e.errors;
+  EXPECT_NE(e.output.find("kind: json"), std::string::npos) << e.output;
+  EXPECT_NE(e.output.find("path: folder/tokenizer.json"), std::string::npos) << e.output;
+  // Rows beyond the tokenizer's stay.
+  EXPECT_NE(e.output.find("vocabulary: 432"), std::string::npos) << e.output;
+  e = with(recipe + "tokenizer: {kind: bytes}\n", {"print-config"});
+  EXPECT_NE(e.output.find("kind: bytes"), std::string::npos) << e.output << e.errors;
+
+  ASSERT_EQ(run({"import", "--from", "folder", "--to", "ckpt"}).code, 0);
+  e = run(
+      {"generate", "--checkpoint", "ckpt", "--prompt", "the cat", "--max-tokens", "2", "--temperature", "0"});
+  EXPECT_EQ(e.code, 0) << e.errors;
+  EXPECT_ANSWER(export_to("out"), 0, "copied: tokenizer.json");
+  EXPECT_EQ(read_text(folder_ / "out/tokenizer.json"), read_text(folder_ / "folder/tokenizer.json"));
+}
+
+TEST_F(From, a_tokenizer_that_cannot_be_read_is_said_to_be_unused) {
+  with_tokenizer(folder_ / "folder");
+  auto tokenizer = nlohmann::json::parse(read_text(folder_ / "folder/tokenizer.json"));
+  tokenizer["model"]["type"] = "Unigram";
+  write_text(folder_ / "folder/tokenizer.json", tokenizer.dump());
+  const Exit e = run({"import", "--from", "folder", "--to", "ckpt"});
+  EXPECT_EQ(e.code, 0) << e.errors;
+  EXPECT_NE(e.output.find("tokenizer.json is not used"), std::string::npos) << e.output;
+  EXPECT_NE(with("model: {from: folder}\n" + kOneStep, {"validate"}).code, 0);
+}
+
 // What no family has ---------------------------------------------------------------------------------
 
 TEST_F(Cli, an_export_without_a_family_is_refused_by_name) {
