@@ -9,6 +9,7 @@
 #include "engine/recipe/bind.h"
 #include "engine/recipe/yaml.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -183,13 +184,13 @@ MachineSpec load_machine(const std::string& name_or_path) {
       if (name_or_path == t.name)
         return parse_machine(t.text, detail::concat("configs/machines/", t.name, ".yaml"));
     }
-    throw RecipeError(detail::concat("--machine ", name_or_path, ": no machine of that name; ",
+    throw RecipeError(detail::concat("--machine ", printable(name_or_path), ": no machine of that name; ",
                                      suggestion(name_or_path, machine_names()), "; or the path of a file"));
   }
   std::ifstream file(name_or_path);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file || text.empty())
-    throw MissingInputError("--machine " + name_or_path + ": no machine to read there");
+    throw MissingInputError("--machine " + printable(name_or_path) + ": no machine to read there");
   return parse_machine(text, name_or_path);
 }
 

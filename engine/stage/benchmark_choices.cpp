@@ -146,10 +146,10 @@ ChoiceSequences choice_sequences(const ChoiceQuestion& question, const ChoiceLay
       s.first -= static_cast<size_t>(cut);
     }
     if (s.first == 0 || s.first >= s.tokens.size()) {
-      refuse(
-          question.path, question.line,
-          detail::concat("the choice '", choice, "' and a token of the question before it do not fit into ",
-                         positions, " positions, or share all their tokens"));
+      refuse(question.path, question.line,
+             detail::concat("the choice '", printable(choice, 60),
+                            "' and a token of the question before it do not fit into ", positions,
+                            " positions, or share all their tokens"));
     }
     result.of_choice.push_back(std::move(s));
   }

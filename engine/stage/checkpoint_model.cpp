@@ -2,6 +2,7 @@
 
 #include "engine/recipe/load.h"
 #include "engine/stage/resume.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -31,7 +32,7 @@ const ForwardTable& CheckpointModel::forward_table(const std::string& name) cons
       if (!plan.stages[i].is_rl) return plan.stages[i].precision.forward.spans.back().table;
     }
   }
-  throw RecipeError(detail::concat("--table ", name, ": the checkpoint is in stage '", now.name,
+  throw RecipeError(detail::concat("--table ", printable(name), ": the checkpoint is in stage '", now.name,
                                    "', and no stage up to it has that table; rl.sampler is there always, ",
                                    now.is_rl ? "rl.trainer.forward here" : "pretrain.forward here"));
 }

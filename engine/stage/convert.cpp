@@ -14,6 +14,7 @@
 #include "engine/store/huggingface_folder.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -106,7 +107,7 @@ std::string import_checkpoint(const std::string& from, const std::string& to, bo
   write_beside(to, replace, "manifest.json", {}, [&](const std::string& folder) {
     write_checkpoint(queue, folder, tensors, state, parts, fetch, {});
   });
-  return concat(to, ": ", model_type_of(family_of(model)), ", ", total_parameters(plan.parameters),
+  return concat(printable(to), ": ", model_type_of(family_of(model)), ", ", total_parameters(plan.parameters),
                 " parameters\n", note);
 }
 
@@ -122,8 +123,8 @@ const ForwardTable& table_of(const Plan& plan, const RunState& state, const std:
   for (size_t i = at; i-- > 0 && !of_rl;) {
     if (!plan.stages[i].is_rl) return plan.stages[i].precision.forward.spans.back().table;
   }
-  throw RecipeError(
-      concat("--table ", name, ": the checkpoint is in stage '", stage.name, "', which has no such table"));
+  throw RecipeError(concat("--table ", printable(name), ": the checkpoint is in stage '", stage.name,
+                           "', which has no such table"));
 }
 
 // Where the tokenizer's files lie that an export takes along: of the tokenizer in use, else of the folder
@@ -139,7 +140,7 @@ std::string tokenizer_folder(const Plan& plan) {
 }
 
 std::string lines_of(const ExportRequest& request, const ExportModel& model, const ExportReport& report) {
-  std::string text = concat(request.to, ": ", model_type_of(model.family()), ", ",
+  std::string text = concat(printable(request.to), ": ", model_type_of(model.family()), ", ",
                             kExportLayouts[static_cast<size_t>(request.options.layout)], ", ", report.tensors,
                             " tensors of ", report.bytes, " bytes in ", report.files,
                             report.files == 1 ? " file\n" : " files\n");

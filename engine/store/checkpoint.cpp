@@ -233,7 +233,7 @@ void CheckpointStore::clean_leftovers(std::vector<std::string>* notes) {
         remove_path(path, options_.hook);
       } else {
         rename_path(path, original, options_.hook);
-        notes->push_back("restored '" + original + "' after a save that did not finish");
+        notes->push_back("restored '" + printable(original) + "' after a save that did not finish");
       }
     }
   }

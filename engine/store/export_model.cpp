@@ -7,6 +7,7 @@
 #include "engine/plan/resolve.h"
 #include "kernels/base/check.h"
 #include "kernels/base/numeric.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/bf16.h"
 #include "kernels/ops/run.h"
 
@@ -73,8 +74,9 @@ ExportModel::ExportModel(const std::string& checkpoint, const Plan& plan, const 
     const ParamInfo& info = plan.parameters[i];
     const TensorEntry& stored = entry("model." + info.name);
     if (stored.dims != dims_of(info.shape)) {
-      throw BadDataError(detail::concat("tensor '", stored.name, "' has shape ", dims_text(stored.dims),
-                                        ", the checkpoint's recipe says ", info.shape));
+      throw BadDataError(detail::concat("tensor '", printable(stored.name), "' has shape ",
+                                        dims_text(stored.dims), ", the checkpoint's recipe says ",
+                                        info.shape));
     }
     specs_.push_back(spec_of(info, coded));
     for (const LibraryPiece& piece : library_pieces(info, m, ExpertLayout::kSeparate)) {

@@ -45,7 +45,7 @@ FileType FileType::from_name(std::string_view name) {
   for (size_t i = 0; i < std::size(kTypes); ++i) {
     if (name == kTypes[i].name) return static_cast<Kind>(i);
   }
-  throw BadDataError("unknown tensor type '" + std::string(name) + "'");
+  throw BadDataError("unknown tensor type '" + printable(name) + "'");
 }
 
 std::string dims_text(const std::vector<int64_t>& dims) {

@@ -88,7 +88,7 @@ class HeaderEvents : public nlohmann::json_sax<Json> {
     if (value != "dtype" && value != "shape" && value != "data_offsets") {
       return unexpected("key '" + printable(value) + "'");
     }
-    if (!fields_.insert(value).second) return unexpected("second '" + value + "'");
+    if (!fields_.insert(value).second) return unexpected("second '" + printable(value) + "'");
     return true;
   }
 

@@ -9,6 +9,7 @@
 
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -163,11 +164,12 @@ SplitPattern::SplitPattern(const std::string& pattern) : code_(std::make_unique<
                               PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr);
   if (code_->code == nullptr) {
     throw BadDataError(detail::concat("the pattern is none, at character ", at, ": ", pcre2_message(error),
-                                      ": ", pattern.substr(0, 200)));
+                                      ": ", printable(pattern, 200)));
   }
   uint32_t matches_empty = 0;
   pcre2_pattern_info(code_->code, PCRE2_INFO_MATCHEMPTY, &matches_empty);
-  if (matches_empty != 0) throw BadDataError("the pattern matches the empty text: " + pattern.substr(0, 200));
+  if (matches_empty != 0)
+    throw BadDataError("the pattern matches the empty text: " + printable(pattern, 200));
   pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);  // where there is none, matching is slower and the same
 }
 
