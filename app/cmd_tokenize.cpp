@@ -41,7 +41,7 @@ int cmd_tokenize(const AppOptions& options) {
   const int threads = options.threads > 0
                           ? static_cast<int>(options.threads)
                           : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const TokenizeReport report = tokenize_files(source, *tokenizer, options.out, threads);
+  const TokenizeReport report = tokenize_files(source, *tokenizer, options.out, threads, options.replace);
   std::printf(
       "%s.bin: %lld tokens of %lld documents in %lld files, %.2f MB of text in %.2f s, %.2f MB/s, "
       "fingerprint %s\n",

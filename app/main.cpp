@@ -118,7 +118,8 @@ void add_tokenize(CLI::App* app, AppOptions& o) {
   app->add_option("--tokenizer", o.tokenizer,
                   "a tokenizer.json or a .model, or bytes, instead of a recipe's");
   app->add_option("--in", o.inputs, "files or folders, globs allowed")->required();
-  app->add_option("--out", o.out, "prefix of PREFIX.bin, PREFIX.idx and PREFIX.json")->required();
+  app->add_option("--out", o.out, "prefix of PREFIX.bin, PREFIX.idx and PREFIX.tokens.json")->required();
+  app->add_flag("--replace", o.replace, "write over files that are there");
   app->add_option("--kind", o.kind, "of the files: text or jsonl")->check(CLI::IsMember({"text", "jsonl"}));
   app->add_option("--field", o.field, "jsonl: key that holds the text");
   app->add_option("--separator", o.separator, "text: line that separates documents; without it one a file");

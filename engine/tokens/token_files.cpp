@@ -151,7 +151,7 @@ std::vector<int64_t> megatron_documents(const MappedFile& index, const MegatronC
 // What `fp4train tokenize` wrote beside the index; "" when there is nothing.
 std::string check_origin_note(const std::string& index, const std::string& index_hash,
                               const std::string& fingerprint) {
-  const std::string path = fs::path(index).replace_extension(".json").string();
+  const std::string path = fs::path(index).replace_extension(".tokens.json").string();
   // Another program's file of that name may be of any size and form.
   constexpr size_t kMostBytes = 4096;
   std::string content(kMostBytes, '\0');

@@ -38,8 +38,8 @@ struct TokenFile {
   void read(int64_t from, int64_t tokens, int64_t vocabulary, int32_t* out) const;
 };
 
-// `index`: NAME.idx. `fingerprint`: the tokenizer's; where NAME.json lies beside it, as `fp4train tokenize`
-// writes it, both must agree. Throws MissingInputError, BadDataError naming file and byte.
+// `index`: NAME.idx. `fingerprint`: the tokenizer's; where NAME.tokens.json lies beside it, as `fp4train
+// tokenize` writes it, both must agree. Throws MissingInputError, BadDataError naming file and byte.
 TokenFile open_megatron(const std::string& index, const std::string& fingerprint);
 TokenFile open_llmc(const std::string& path);
 TokenFile open_nanogpt(const std::string& path, const std::string& dtype);

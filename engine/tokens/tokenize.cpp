@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "engine/tokens/hash.h"
 #include "engine/tokens/token_files.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 #include "kernels/base/threads.h"
 
 namespace fp4t {
@@ -81,10 +83,19 @@ std::string packed(const std::vector<int32_t>& tokens, TokenType type) {
   return bytes;
 }
 
+void refuse_to_overwrite(const std::string& prefix, bool replace) {
+  for (const char* ending : {".bin", ".idx", ".tokens.json"}) {
+    std::error_code ignored;
+    if (replace || !std::filesystem::exists(prefix + ending, ignored)) continue;
+    throw RecipeError("--out: '" + printable(prefix + ending) + "' is there; --replace writes over it");
+  }
+}
+
 }  // namespace
 
 TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tokenizer,
-                              const std::string& prefix, int threads) {
+                              const std::string& prefix, int threads, bool replace) {
+  refuse_to_overwrite(prefix, replace);
   constexpr size_t kBatchBytes = size_t{16} << 20;
   const auto start = std::chrono::steady_clock::now();
   const TokenType type = megatron_type(tokenizer.vocabulary());
@@ -133,7 +144,7 @@ TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tok
                                  {"data_hash", data_hash},
                                  {"index_hash", xxh3_hex(index_bytes)}};
   // The index last: without it there are no tokens to be found, and what is found has its note.
-  write_text_file(prefix + ".json", note.dump() + "\n");
+  write_text_file(prefix + ".tokens.json", note.dump() + "\n");
   TokenWriter index(prefix + ".idx");
   index.append(index_bytes);
   index.finish();

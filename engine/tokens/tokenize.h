@@ -1,6 +1,7 @@
 // Text files and JSON lines to files of tokens in Megatron-LM's form (token_files.h), tokenised by several
-// threads. Beside PREFIX.bin and PREFIX.idx stands PREFIX.json: which tokenizer made them, of which inputs,
-// and their hashes. Training refuses them with another tokenizer, and tells a changed file by the hashes.
+// threads. Beside PREFIX.bin and PREFIX.idx stands PREFIX.tokens.json: which tokenizer made them, of which
+// inputs, and their hashes. Training refuses them with another tokenizer, and tells a changed file by the
+// hashes.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ struct TokenizeReport {
 };
 
 // `source`: paths, kind and options of text or jsonl. The files appear under their names when they are
-// complete. Throws MissingInputError, BadDataError naming file and line, SaveError.
+// complete. Throws MissingInputError, BadDataError naming file and line, SaveError; RecipeError when one of
+// the files is there and `replace` is not given.
 TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tokenizer,
-                              const std::string& prefix, int threads);
+                              const std::string& prefix, int threads, bool replace);
 
 }  // namespace fp4t

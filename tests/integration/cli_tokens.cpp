@@ -107,7 +107,7 @@ TEST_F(CliTokens, tokenised_files_train_as_their_text_does) {
   EXPECT_EQ(read_text(folder_ / "again.bin"), read_text(folder_ / "words.bin"));
   EXPECT_ANSWER(run({"validate", "--config", "recipe.yaml", "--set", "tokenizer={kind: bytes}", "--set",
                      "stages.1.rl.sampling.end_tokens=<eod>"}),
-                65, "words.json: made with the tokenizer json-");
+                65, "words.tokens.json: made with the tokenizer json-");
 }
 
 TEST_F(CliTokens, tokenize_refuses_what_it_cannot_do) {

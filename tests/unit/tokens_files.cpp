@@ -311,7 +311,7 @@ class Tokenize : public TokenFiles {
 };
 
 TEST_F(Tokenize, training_on_the_files_is_training_on_the_text) {
-  const TokenizeReport report = tokenize_files(text_, *tokenizer_, path("out"), 3);
+  const TokenizeReport report = tokenize_files(text_, *tokenizer_, path("out"), 3, false);
   EXPECT_EQ(report.documents, 302);
   EXPECT_EQ(report.files, 2);
   DataSourceSpec files = source("megatron", "out");
@@ -364,9 +364,9 @@ TEST_F(Tokenize, documents_do_not_depend_on_the_pieces_they_are_read_in) {
 }
 
 TEST_F(Tokenize, any_number_of_threads_writes_the_same_bytes) {
-  tokenize_files(text_, *tokenizer_, path("one"), 1);
-  tokenize_files(text_, *tokenizer_, path("four"), 4);
-  for (const char* part : {".bin", ".idx", ".json"}) {
+  tokenize_files(text_, *tokenizer_, path("one"), 1, false);
+  tokenize_files(text_, *tokenizer_, path("four"), 4, false);
+  for (const char* part : {".bin", ".idx", ".tokens.json"}) {
     EXPECT_EQ(read_text_file(path("one") + part), read_text_file(path("four") + part)) << part;
   }
 }
@@ -376,39 +376,57 @@ TEST_F(Tokenize, options_and_json_lines_decide_what_is_written) {
   DataSourceSpec json = source("jsonl", "c.jsonl");
   json.field = "t";
   json.end_of_document = false;
-  tokenize_files(json, *tokenizer_, path("plain"), 1);
+  tokenize_files(json, *tokenizer_, path("plain"), 1, false);
   EXPECT_EQ(documents(source("megatron", "plain")),
             (Documents{tokenizer_->encode("a<|im_end|>b"), tokenizer_->encode("c")}));
   json.special_tokens = true;
-  const TokenizeReport report = tokenize_files(json, *tokenizer_, path("marked"), 1);
+  const TokenizeReport report = tokenize_files(json, *tokenizer_, path("marked"), 1, false);
   EXPECT_EQ(documents(source("megatron", "marked"))[0], tokenizer_->encode_marked("a<|im_end|>b"));
   EXPECT_NE(report.fingerprint,
-            tokenize_files(json, *make_tokenizer(TokenizerSpec{}), path("bytes"), 1).fingerprint);
+            tokenize_files(json, *make_tokenizer(TokenizerSpec{}), path("bytes"), 1, false).fingerprint);
 }
 
 TEST_F(Tokenize, files_of_another_tokenizer_or_of_another_time_are_refused) {
-  tokenize_files(text_, *tokenizer_, path("out"), 1);
+  tokenize_files(text_, *tokenizer_, path("out"), 1, false);
   const DataSourceSpec files = source("megatron", "out");
   EXPECT_EQ(refusal(files), "nothing was thrown");
   tokenizer_ = make_tokenizer(TokenizerSpec{});
-  EXPECT_SAYS(refusal(files), "out.json: made with the tokenizer json-", "bytes-257");
+  EXPECT_SAYS(refusal(files), "out.tokens.json: made with the tokenizer json-", "bytes-257");
   DataSourceSpec other = text_;
   other.paths = {path("b.txt")};
-  tokenize_files(other, *tokenizer_, path("other"), 1);
+  tokenize_files(other, *tokenizer_, path("other"), 1, false);
   for (const char* part : {".bin", ".idx"}) {
     fs::copy_file(path("other") + part, path("out") + part, fs::copy_options::overwrite_existing);
   }
-  EXPECT_SAYS(refusal(files), "out.idx: has the hash", "out.json was written for");
+  EXPECT_SAYS(refusal(files), "out.idx: has the hash", "out.tokens.json was written for");
   // A file of that name which is no note says nothing.
-  write("out.json", "{\"text\": \"raw data, not of tokenize\"}\n{\"text\": \"more\"}\n");
+  write("out.tokens.json", "{\"text\": \"raw data, not of tokenize\"}\n{\"text\": \"more\"}\n");
   EXPECT_EQ(refusal(files), "nothing was thrown");
+}
+
+TEST_F(Tokenize, files_that_are_there_are_written_over_only_if_asked_for) {
+  for (const std::string ending : {".bin", ".idx", ".tokens.json"}) {
+    write("out" + ending, "precious");
+    try {
+      tokenize_files(text_, *tokenizer_, path("out"), 1, false);
+      FAIL() << ending;
+    } catch (const RecipeError& e) {
+      EXPECT_SAYS(e.what(), "out" + ending + "' is there; --replace");
+    }
+    EXPECT_EQ(read_text_file(path("out" + ending)), "precious");
+    fs::remove(path("out" + ending));
+  }
+  tokenize_files(text_, *tokenizer_, path("out"), 1, false);
+  EXPECT_EQ(tokenize_files(text_, *tokenizer_, path("out"), 1, true).documents, 302);
 }
 
 TEST_F(Tokenize, a_failure_leaves_no_files) {
   write("z.txt", std::string("a\0b", 3));
-  EXPECT_THROW(tokenize_files(text_, *tokenizer_, path("out"), 2), BadDataError);
-  EXPECT_THROW(tokenize_files(source("text", "none*"), *tokenizer_, path("out"), 2), MissingInputError);
-  EXPECT_THROW(tokenize_files(source("text", "b.txt"), *tokenizer_, path("no folder/out"), 2), SaveError);
+  EXPECT_THROW(tokenize_files(text_, *tokenizer_, path("out"), 2, false), BadDataError);
+  EXPECT_THROW(tokenize_files(source("text", "none*"), *tokenizer_, path("out"), 2, false),
+               MissingInputError);
+  EXPECT_THROW(tokenize_files(source("text", "b.txt"), *tokenizer_, path("no folder/out"), 2, false),
+               SaveError);
   for (const auto& entry : fs::directory_iterator(dir_)) {
     EXPECT_NE(entry.path().filename().string().substr(0, 3), "out") << entry.path();
   }
