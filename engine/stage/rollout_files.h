@@ -3,7 +3,7 @@
 // not at all (temporary name, then rename). On resume the files of later steps go away, as lines of metrics
 // do.
 //
-// A line: stage, step, problem (within the step), sample (global number), prompt (what the model read),
+// A line: stage, step, problem (within the step), sample (of the run), prompt (what the model read),
 // answer, completion (its text; bytes that are no UTF-8 stand as U+FFFD, the token numbers are exact),
 // finished, verdict (right, wrong, unverifiable), reward, rewards (by part, before weights), advantage,
 // prompt_tokens, completion_tokens (end token included), sampler_log_probs, trainer_log_probs (before the
