@@ -106,6 +106,37 @@ TEST_F(GpuRuns, sampler_and_trainer_agree_bit_for_bit_in_every_step) {
   }
 }
 
+// With equal bits the recorded routing is the trainer's own, so replaying it changes nothing; decode calls
+// are recorded graphs with padding rows.
+TEST_F(GpuRuns, replayed_routing_is_the_samplers) {
+  const std::string recipe = equality_recipe(
+      "    - {module: head, format: bf16}\n"
+      "    - {module: \"experts.*\", operand: act, format: nvfp4, scale_rule: four_over_six, scale_scope: "
+      "row}\n"
+      "    - {module: \"*\", format: nvfp4, scale_rule: four_over_six}\n");
+  const std::string one_update = "stages[1].rl.objective.mini_batches=1";
+  run("own", recipe, {one_update});
+  run("replayed", recipe, {one_update, "stages[1].rl.objective.router_replay=sampler"});
+  const auto tensors = [&](const std::string& dir) {
+    return stored_bytes_of(latest_checkpoint_of(folder_ / dir)).at("tensors-00001.safetensors");
+  };
+  EXPECT_TRUE(tensors("replayed") == tensors("own"));
+  EXPECT_EQ(step_figures(folder_ / "replayed", "rl", "router_disagreement"), std::vector<double>(5, 0.0));
+  EXPECT_EQ(step_figures(folder_ / "replayed", "rl", "logprob_equal_fraction"), std::vector<double>(5, 1.0));
+}
+
+TEST_F(GpuRuns, every_objective_trains) {
+  const std::string recipe = equality_recipe("    - {module: \"*\", format: bf16}\n");
+  for (const char* kind : {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"}) {
+    SCOPED_TRACE(kind);
+    run(kind, recipe,
+        {std::string("stages[1].rl.objective={kind: ") + kind +
+         ", kl: 0.1, entropy: 0.01, mini_batches: 2, micro_tokens: 40, drop_zero_advantage: false}"});
+    for (const double norm : step_figures(folder_ / kind, "rl", "grad_norm")) EXPECT_GT(norm, 0);
+    EXPECT_EQ(step_figures(folder_ / kind, "rl", "applied"), std::vector<double>(5, 2.0));
+  }
+}
+
 TEST_F(GpuRuns, completions_do_not_depend_on_how_many_are_decoded_together) {
   const std::string recipe = equality_recipe("    - {module: \"*\", format: bf16}\n");
   for (const char* batch : {"1", "5", "32"}) {

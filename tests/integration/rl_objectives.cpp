@@ -258,5 +258,17 @@ TEST_F(RlObjectives, moments_are_kept_between_stages_when_asked) {
   EXPECT_NE(tensor_hashes_of(folder_ / "run/checkpoints/step_2_0_1", "optimizer.m."), start);
 }
 
+// Only one byte is rewarded, at a high learning rate: soon nothing else is drawn.
+TEST_F(RlObjectives, a_policy_that_no_longer_explores_is_warned_of) {
+  const Exit exit = run(recipe(kBf16, kBf16, "kind: rloo, drop_zero_advantage: false"),
+                        {"--set", "stages.1.rl.rewards=[{kind: format, pattern: e}]", "--set",
+                         "stages.1.rl.optimizer.learning_rate=0.03", "--set",
+                         "stages.1.rl.sampling={prompts: 4, samples: 16, max_tokens: 2}", "--set",
+                         "stages.1.rl.steps=60", "--set", "stages.1.rl.checkpoint={every: 0}"});
+  EXPECT_NE(exit.output.find("entropy collapse: 20 steps in a row below "), std::string::npos) << exit.output;
+  const auto entropy = figures("entropy");
+  EXPECT_LT(entropy.back(), entropy.front() / 100);
+}
+
 }  // namespace
 }  // namespace fp4t::test
