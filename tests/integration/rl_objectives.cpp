@@ -213,6 +213,20 @@ TEST_F(RlObjectives, a_rollout_without_anything_to_train_on_is_counted_and_does_
   EXPECT_EQ(tensor_hashes_of(folder_ / "run/checkpoints/step_1_1_0", "model."), weights());
 }
 
+TEST_F(RlObjectives, lengths_are_those_of_all_completions_whatever_is_trained_on) {
+  const char* const names[] = {"length_finished_min", "length_finished_mean", "length_finished_max",
+                               "length_truncated_mean", "truncated"};
+  std::vector<double> lengths[2];
+  for (const bool masks : {false, true}) {
+    std::filesystem::remove_all(folder_ / "run");
+    run(recipe(kBf16, kBf16, masks ? "mask_truncated: true" : "mask_truncated: false"));
+    for (const char* name : names) lengths[masks].push_back(figures(name)[0]);
+  }
+  EXPECT_EQ(lengths[0], lengths[1]);
+  EXPECT_GT(lengths[0].back(), 0);
+  EXPECT_LT(lengths[0].back(), 1);
+}
+
 // Where any byte ends a completion, answers are empty.
 TEST_F(RlObjectives, empty_answers_are_trained_on) {
   std::string ends = "[\"<eod>\"";
@@ -258,13 +272,13 @@ TEST_F(RlObjectives, moments_are_kept_between_stages_when_asked) {
   EXPECT_NE(tensor_hashes_of(folder_ / "run/checkpoints/step_2_0_1", "optimizer.m."), start);
 }
 
-// Only one byte is rewarded, at a high learning rate: soon nothing else is drawn.
+// One digit is rewarded, at a high learning rate: soon nothing else is drawn.
 TEST_F(RlObjectives, a_policy_that_no_longer_explores_is_warned_of) {
   const Exit exit = run(recipe(kBf16, kBf16, "kind: rloo, drop_zero_advantage: false"),
-                        {"--set", "stages.1.rl.rewards=[{kind: format, pattern: e}]", "--set",
+                        {"--set", "stages.1.rl.rewards=[{kind: format, pattern: \"1\"}]", "--set",
                          "stages.1.rl.optimizer.learning_rate=0.03", "--set",
-                         "stages.1.rl.sampling={prompts: 4, samples: 16, max_tokens: 2}", "--set",
-                         "stages.1.rl.steps=60", "--set", "stages.1.rl.checkpoint={every: 0}"});
+                         "stages.1.rl.sampling={prompts: 4, samples: 16, max_tokens: 1, end_tokens: <eod>}",
+                         "--set", "stages.1.rl.steps=60", "--set", "stages.1.rl.checkpoint={every: 0}"});
   EXPECT_NE(exit.output.find("entropy collapse: 20 steps in a row below "), std::string::npos) << exit.output;
   const auto entropy = figures("entropy");
   EXPECT_LT(entropy.back(), entropy.front() / 100);

@@ -89,6 +89,36 @@ TEST_F(RlRanks, rollouts_and_accuracy_depend_on_no_layout) {
   EXPECT_GT(first[0].at("grad_norm").get<double>(), 0);
 }
 
+// Problems asked in the place of others are shared out anew, and completions stay whole on a rank.
+TEST_F(RlRanks, resampled_groups_and_ratios_of_completions_depend_on_no_layout) {
+  write_inputs(folder_.path(), kRl);
+  for (const char* kind : {"dapo", "gspo"}) {
+    std::vector<nlohmann::json> first;
+    for (const auto& [ranks, experts] : {std::pair{1, 1}, {2, 1}, {4, 2}}) {
+      const std::string name = std::string(kind) + std::to_string(ranks);
+      auto more = expert(experts);
+      more.insert(more.end(), {"--set",
+                               std::string("stages.0.rl.objective={kind: ") + kind +
+                                   ", resample: 2, entropy: 0.01, mini_batches: 2, micro_tokens: 64, "
+                                   "drop_zero_advantage: false}",
+                               "--set", "stages.0.rl.steps=1"});
+      on(ranks, name, more);
+      const auto steps = metrics_of(dir(name), "step", "rl");
+      if (first.empty()) first = steps;
+      for (const char* figure : {"reward", "zero_variance_groups", "resampled_groups", "completion_tokens",
+                                 "logprob_difference_max", "updates"}) {
+        EXPECT_EQ(steps[0].at(figure), first[0].at(figure)) << figure << " of " << name;
+      }
+      EXPECT_GT(steps[0].at("resampled_groups").get<double>(), 0);
+      for (const char* figure : {"loss", "grad_norm", "entropy"}) {
+        const auto x = steps[0].at(figure).get<double>(), y = first[0].at(figure).get<double>();
+        EXPECT_NEAR(x, y, 1e-4 * std::abs(y) + 1e-7) << figure << " of " << name;
+      }
+    }
+    EXPECT_GT(first[0].at("grad_norm").get<double>(), 0);
+  }
+}
+
 // The same weights, sampled and scored by 1, 2 and 4 ranks' experts for 50 steps: with a learning rate and a
 // bias rate of 0, and with rows whose bits depend on no neighbour, every log-probability is the sampler's and
 // the other layouts'.
