@@ -404,6 +404,11 @@ void Transformer::weights_changed() {
   for (Linear* l : impl_->linears()) l->weights_changed();
 }
 
+void Transformer::prepare(const Pass& pass) {
+  if (gathers_weights(impl_->plan)) return;
+  impl_->prepare_weights(impl_->make_call(pass, 0, false));
+}
+
 void Transformer::zero_gradients() {
   impl_->exchange.begin_gradients();
   std::set<const Param*> written;

@@ -187,6 +187,9 @@ class Transformer {
   // After parameters changed (optimizer step, load): derived copies and codes are made anew on next use.
   void weights_changed();
 
+  // Makes the forward's codes of all weights now, where the rank holds them, instead of at their next use.
+  void prepare(const Pass& pass);
+
   // The start of an accumulation: gradients count as zero. Those of linear layers are first written by the
   // next backward, or by settle_gradients(), which whoever reads gradients without a backward calls first.
   void zero_gradients();

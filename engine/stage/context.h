@@ -14,6 +14,7 @@
 #include "engine/optim/optimizer.h"
 #include "engine/stage/resume.h"
 #include "engine/stage/stage.h"
+#include "engine/stage/step_clock.h"
 #include "engine/store/checkpoint.h"
 #include "engine/tokens/tokenizer.h"
 
@@ -37,6 +38,7 @@ class Run {
   RunState state;
   std::unique_ptr<MetricsWriter> metrics;      // rank 0's
   std::unique_ptr<PrometheusFile> prometheus;  // likewise, where the recipe asks for it
+  StepClock clock;
   std::vector<NamedTensor> reference;  // weights of the reference policy, empty when no stage needs them
 
   const StagePlan& stage() const { return plan.stages[static_cast<size_t>(state.stage)]; }

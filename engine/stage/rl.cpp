@@ -156,6 +156,10 @@ void print_step(Run& run, const Rollout& r, double seconds, double seconds_a_ste
       static_cast<double>(completion_tokens(r)) / std::max(seconds, 1e-9),
       duration_text(seconds_a_step * static_cast<double>(run.stage().steps - run.state.step - 1)).c_str());
   run.console.line(line);
+  if (run.clock.timed()) {
+    run.console.line(
+        detail::concat(run.stage().name, " step=", run.state.step + 1, " seconds: ", run.clock.text()));
+  }
 }
 
 // The data of the pretraining before: its held-out text keeps being measured.

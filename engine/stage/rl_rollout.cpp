@@ -95,8 +95,10 @@ Rollout ask(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards, in
   pass.record_router = spec.objective.router_replay == "sampler";
   std::vector<Completion> completions =
       generate_together(run, pass, requests, generation_of(run, spec), "sampling");
+  run.clock.end(run.queue, StepPhase::kSample);
   gather_completions(run, spec, task, rewards, mine.begin, first_sample, std::move(completions),
                      pass.record_router, r);
+  run.clock.end(run.queue, StepPhase::kReward);
   return r;
 }
 
@@ -148,6 +150,10 @@ Rewards make_rewards(Run& run, const RlSpec& spec) {
 }
 
 Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards) {
+  // Every tenth step, but not those that sum quantisation errors besides.
+  run.clock.begin(run.queue, run.state.step % 10 == 1);
+  if (run.clock.timed()) run.model.prepare(run.pass_for_sampling());
+  run.clock.end(run.queue, StepPhase::kRefit);
   const int64_t prompts = spec.sampling.prompts;
   const auto known = run.state.counters.find(kExtraProblems);
   const int64_t before = known == run.state.counters.end() ? 0 : static_cast<int64_t>(known->second);
@@ -158,6 +164,7 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task, Rewards& 
   if (spec.task.permute_rewards) permute(r.rewards, run.plan.run.seed, run.state.step);
   r.old_log_probs = score_rollout(run, spec, r);
   if (spec.objective.kl > 0) r.reference_log_probs = score_reference(run, spec, r);
+  run.clock.end(run.queue, StepPhase::kScore);
   r.advantages = advantages_of(shaped_rewards(r, spec.sampling.max_tokens, spec.objective),
                                r.samples_per_prompt, spec.objective);
   r.check();

@@ -93,8 +93,10 @@ PendingObjective train_micro_batch(Run& run, const RlSpec& spec, ScoredBatch& m,
   const auto b = run.model.token_buffers(m.batch.size());
   ObjectiveRows rows(run.state.rollout, m, spec.objective, divisor);
   enqueue_objective(run.queue, spec.objective, rows, b);
+  run.clock.end(run.queue, StepPhase::kForward);
   run.model.backward(pass, scoring_of(spec, false));
   run.begin_router_sums();
+  run.clock.end(run.queue, StepPhase::kBackward);
   return {run.queue.download(b.loss.data, b.loss.bytes()),
           run.queue.download(b.clipped.data, b.clipped.bytes()), std::move(rows.weight)};
 }
@@ -137,6 +139,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     run.add_router_sums();
     for (PendingObjective& objective : objectives) add_objective(run, objective);
     run.reduce_sums();
+    run.clock.end(run.queue, StepPhase::kBackward);
     const int64_t index = state.step * run.stage().updates_per_step + state.update;
     const double factor = schedule_factor(spec.schedule, index, total_updates);
     const StepReport report =
@@ -146,6 +149,7 @@ void update(Run& run, const RlSpec& spec, const std::vector<int64_t>& list, int6
     run.add_common("updates", 1);
     run.add_common("grad_norm", report.gradient_norm);
     run.add_common("applied", report.applied);
+    run.clock.end(run.queue, StepPhase::kStep);
     state.counters["rl_learning_rate"] = spec.optimizer.learning_rate * factor;
   }
   state.attempted_updates += 1;
