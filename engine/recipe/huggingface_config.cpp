@@ -282,10 +282,17 @@ std::vector<ImpliedKey> implied_keys(const ModelSpec& model) {
 }
 
 std::string tokenizer_of_folder(const std::string& folder) {
-  const std::string file = folder + "/tokenizer.json";
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(file, ignored)) return "";
-  return "{kind: json, path: " + write_text(file) + "}";
+  // Of a SentencePiece model tokenizer.json, where it is there too, is a conversion.
+  constexpr struct {
+    const char *file, *kind;
+  } kFiles[] = {{"tokenizer.model", "sentencepiece"}, {"tokenizer.json", "json"}};
+  for (const auto& known : kFiles) {
+    const std::string path = folder + "/" + known.file;
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) continue;
+    return std::string("{kind: ") + known.kind + ", path: " + write_text(path) + "}";
+  }
+  return "";
 }
 
 }  // namespace fp4t

@@ -20,8 +20,8 @@ struct LoadedRecipe {
 // Reads, overrides ("a.b.c=value", stages as "stages.0.pretrain.steps=10" or "stages[0].pretrain.steps=10"),
 // binds and validates. Throws RecipeError with all messages, MissingInputError when the file is not there.
 // Where model.from names a folder, its config.json fills in the model keys that are not given, and those that
-// are must agree with it; MissingInputError or BadDataError when it cannot be read. Its tokenizer.json is the
-// tokenizer where the recipe names none.
+// are must agree with it; MissingInputError or BadDataError when it cannot be read. Its tokenizer.model or
+// tokenizer.json is the tokenizer where the recipe names none.
 LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>& overrides);
 // The same of a text that says all by itself, as print_recipe writes it: model.from is a name and no more.
 LoadedRecipe parse_recipe(const std::string& text, const std::string& file_name,

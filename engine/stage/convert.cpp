@@ -49,7 +49,7 @@ Recipe recipe_of_folder(const std::string& from, const ModelSpec& model, std::st
   try {
     if (!own.empty()) return recipe_of(from, model, own);
   } catch (const Error& error) {
-    *note = concat("tokenizer.json is not used, texts are numbers of tokens: ", error.what(), "\n");
+    *note = concat("its tokenizer is not used, texts are numbers of tokens: ", error.what(), "\n");
   }
   return recipe_of(from, model, concat("{kind: ids, vocabulary: ", model.vocabulary, "}"));
 }

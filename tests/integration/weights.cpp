@@ -325,6 +325,15 @@ TEST_F(From, a_folder_brings_its_tokenizer) {
   EXPECT_EQ(read_text(folder_ / "out/tokenizer.json"), read_text(folder_ / "folder/tokenizer.json"));
 }
 
+TEST_F(From, a_sentencepiece_model_comes_before_its_conversion) {
+  with_tokenizer(folder_ / "folder");
+  fs::copy_file(from_environment("FP4T_TEST_SOURCE") + "/tests/golden/tokenizers/unigram.model",
+                folder_ / "folder/tokenizer.model");
+  const Exit e = with("model: {from: folder}\n" + kOneStep, {"print-config"});
+  EXPECT_EQ(e.code, 0) << e.errors;
+  EXPECT_NE(e.output.find("path: folder/tokenizer.model"), std::string::npos) << e.output;
+}
+
 TEST_F(From, a_tokenizer_that_cannot_be_read_is_said_to_be_unused) {
   with_tokenizer(folder_ / "folder");
   auto tokenizer = nlohmann::json::parse(read_text(folder_ / "folder/tokenizer.json"));
@@ -332,7 +341,7 @@ TEST_F(From, a_tokenizer_that_cannot_be_read_is_said_to_be_unused) {
   write_text(folder_ / "folder/tokenizer.json", tokenizer.dump());
   const Exit e = run({"import", "--from", "folder", "--to", "ckpt"});
   EXPECT_EQ(e.code, 0) << e.errors;
-  EXPECT_NE(e.output.find("tokenizer.json is not used"), std::string::npos) << e.output;
+  EXPECT_NE(e.output.find("its tokenizer is not used"), std::string::npos) << e.output;
   EXPECT_NE(with("model: {from: folder}\n" + kOneStep, {"validate"}).code, 0);
 }
 
