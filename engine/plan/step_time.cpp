@@ -128,16 +128,17 @@ class StageModel {
     }
   }
 
-  // Prompts in calls as large as the plan allows, then one position after another, all completions of full
-  // length; the caches grow from the prompt to the end.
+  // Each prompt once for its group, in calls as large as the plan allows, then one position after another,
+  // all completions of full length; the caches grow from the prompt to the end.
   void sample(const RlSpec& spec, int64_t sequences, int64_t prompt, int64_t length) {
     const ForwardTable& table = stage_.precision.sampler.at(step_);
     const int64_t batch = std::min(sequences, spec.sampling.max_batch);
     const double batches = real(sequences) / real(batch);
-    const int64_t rows = std::min(plan_.max_decode_tokens, batch * prompt);
+    const int64_t prompts = ceil_div(batch, spec.sampling.samples) * prompt;
+    const int64_t rows = std::min(plan_.max_decode_tokens, prompts);
     WorkList prefill, decode;
     add_forward({plan_, machine_, {&table, nullptr}, rows, prompt}, prefill);
-    const double calls = batches * real(batch * prompt) / real(rows);
+    const double calls = batches * real(prompts) / real(rows);
     add(prefill, calls, machine_, Launches::kHidden, phase(Phase::kPrefill));
     note(expert_forward_wire(plan_, table, real(rows)), calls);
     const int64_t context = (prompt + length) / 2;
