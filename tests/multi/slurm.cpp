@@ -157,7 +157,7 @@ TEST_F(Slurm, a_run_that_was_warned_goes_on_as_if_it_had_not_been) {
       "--allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1 -np 2 \"$@\"\n");
   write_inputs(folder_.path(), std::string(kTinyModel) + R"(stages:
   - pretrain:
-      steps: 60
+      steps: 400
       batch: {tokens: 64, micro_sequences: 1, length: 32}
       data: [{kind: sums}]
 )");
@@ -173,7 +173,7 @@ TEST_F(Slurm, a_run_that_was_warned_goes_on_as_if_it_had_not_been) {
     job.signal(SIGUSR1);
     const Exit exit = job.wait();
     ASSERT_EQ(exit.code, 75) << exit.errors << exit.output;
-    EXPECT_LT(count_steps(folder_ / "run", "pretrain"), 60);
+    EXPECT_LT(count_steps(folder_ / "run", "pretrain"), 400);
   }
   EXPECT_TRUE(called("scontrol requeue 4711")) << calls();
   const Exit again = Process(folder_.path(), submit("run"), real).wait();
