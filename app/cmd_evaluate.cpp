@@ -9,6 +9,7 @@ namespace fp4t {
 int cmd_evaluate(const AppOptions& options) {
   EvaluateRequest request;
   request.checkpoint = options.checkpoint;
+  request.tokenizer = options.tokenizer;
   request.table = options.table;
   request.text = {options.text, options.field, options.separator};
   request.choices = options.choices;

@@ -85,6 +85,7 @@ void add_evaluate_options(CLI::App* app, AppOptions& o) {
   app->add_option("--table", o.table,
                   "whose formats compute: pretrain.forward, rl.sampler or rl.trainer.forward")
       ->check(CLI::IsMember({"pretrain.forward", "rl.sampler", "rl.trainer.forward"}));
+  app->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
   app->add_option("--text", o.text, "perplexity of this file; .jsonl: of the texts in it");
   app->add_option("--field", o.field, "key of the text in --text FILE.jsonl (text)");
   app->add_option("--separator", o.separator, "a line that separates the documents of --text FILE");

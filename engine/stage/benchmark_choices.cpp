@@ -100,7 +100,7 @@ class QuestionReader {
 
 std::vector<int32_t> encode_at(const ChoiceQuestion& q, const std::string& text, const Tokenizer& tokenizer) {
   try {
-    return tokenizer.encode(text);
+    return tokenizer.prompt(text);
   } catch (const NoTokenError& e) {
     refuse(q.path, q.line, e.what());
   }
@@ -139,13 +139,14 @@ ChoiceSequences choice_sequences(const ChoiceQuestion& question, const ChoiceLay
     s.first = 0;
     while (s.first < most && s.tokens[s.first] == alone[s.first]) ++s.first;
     const int64_t beyond = s.rows() - positions;
-    if (beyond > 0) {
+    if (beyond > 0) {  // what begins a document stays
       result.cut = true;
-      const auto cut = std::min<int64_t>(beyond, static_cast<int64_t>(s.first));
-      s.tokens.erase(s.tokens.begin(), s.tokens.begin() + cut);
+      const int64_t kept = tokenizer.begin_of_document() >= 0 ? 1 : 0;
+      const auto cut = std::min<int64_t>(beyond, static_cast<int64_t>(s.first) - kept);
+      s.tokens.erase(s.tokens.begin() + kept, s.tokens.begin() + kept + cut);
       s.first -= static_cast<size_t>(cut);
     }
-    if (s.first == 0 || s.first >= s.tokens.size()) {
+    if (s.first == 0 || s.first >= s.tokens.size() || s.rows() > positions) {
       refuse(question.path, question.line,
              detail::concat("the choice '", printable(choice, 60),
                             "' and a token of the question before it do not fit into ", positions,

@@ -70,7 +70,7 @@ std::vector<PromptCompletion> complete_prompts(Transformer& model, const Pass& p
   options.end_tokens = {tokenizer.end_of_document()};
   options.key = site_key(0, Purpose::kGenerate, 0, 0, 0, 0);
   for (const PromptLine& p : prompts) {
-    requests.push_back({tokenizer.encode(p.text), static_cast<int64_t>(requests.size())});
+    requests.push_back({tokenizer.prompt(p.text), static_cast<int64_t>(requests.size())});
     options.max_tokens = std::max(options.max_tokens, p.max_tokens);
   }
   std::vector<PromptCompletion> results;
@@ -82,7 +82,7 @@ std::vector<PromptCompletion> complete_prompts(Transformer& model, const Pass& p
     if (longer) tokens.resize(static_cast<size_t>(prompt.max_tokens));
     PromptCompletion result;
     result.tokens = static_cast<int64_t>(tokens.size());
-    result.text = tokenizer.decode(tokens);
+    for (const int32_t t : tokens) result.text += tokenizer.piece(t);
     result.ending = c.finished && !longer ? "end" : "length";
     const size_t stop = first_stop(result.text, prompt.stop);
     if (stop != std::string::npos) {

@@ -64,8 +64,8 @@ struct ChoiceLayout {
 };
 // The choices of a question as sequences, their own tokens scored: question and choice are encoded together,
 // with a space between them unless the question ends in white space, and what both have in common with the
-// question alone is not scored. A question too long for `positions` loses its beginning (`cut`); a choice
-// that leaves it no token is BadDataError.
+// question alone is not scored. A question too long for `positions` loses its beginning (`cut`), but not what
+// the tokenizer begins a document with; a choice that leaves it no token is BadDataError.
 struct ChoiceSequences {
   std::vector<ScoredTokens> of_choice;
   bool cut = false;

@@ -51,7 +51,7 @@ void read_prompt_file(const EvaluateRequest& request, const CheckpointModel& sou
   for (const PromptLine& p : in.prompts) {
     int64_t n = 0;
     try {
-      n = static_cast<int64_t>(source.tokenizer->encode(p.text).size());
+      n = static_cast<int64_t>(source.tokenizer->prompt(p.text).size());
     } catch (const NoTokenError& e) {
       throw BadDataError(detail::concat(printable(p.path), ":", p.line, ": ", e.what()));
     }
@@ -185,7 +185,7 @@ std::string evaluate_checkpoint(const EvaluateRequest& request) {
   if (request.text.path.empty() && request.choices.empty() && request.prompts.empty()) {
     throw RecipeError("nothing to evaluate on: --text, --choices or --prompts names a file");
   }
-  CheckpointModel source(request.checkpoint);
+  CheckpointModel source(request.checkpoint, request.tokenizer);
   const Pass pass = source.pass(request.table);
   const Inputs in = read_inputs(request, source);
   size_plan_for(source.plan, in);

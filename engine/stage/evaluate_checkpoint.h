@@ -11,6 +11,7 @@ namespace fp4t {
 
 struct EvaluateRequest {
   std::string checkpoint;
+  std::string tokenizer;                   // where the vocabulary's file is now; "": where the recipe says
   std::string table = "pretrain.forward";  // or rl.sampler, rl.trainer.forward
   std::string choices, prompts;            // files; "": not asked for
   TextFile text;

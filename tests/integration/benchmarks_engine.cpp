@@ -20,6 +20,23 @@ TestModel bytes_model() {
   return TestModel(make_plan_by_hand(model, fp32_cells()));
 }
 
+// Bytes, with <eod> in front of every document and prompt.
+class Begun : public Tokenizer {
+ public:
+  int64_t vocabulary() const override { return bytes_->vocabulary(); }
+  int32_t end_of_document() const override { return 256; }
+  int32_t begin_of_document() const override { return 256; }
+  std::vector<int32_t> encode(std::string_view text) const override { return bytes_->encode(text); }
+  std::string decode(const std::vector<int32_t>& tokens) const override { return bytes_->decode(tokens); }
+  std::string piece(int32_t token) const override { return bytes_->piece(token); }
+  int32_t single_token(const std::string& text) const override { return bytes_->single_token(text); }
+  std::vector<int32_t> line_ends() const override { return bytes_->line_ends(); }
+  std::string fingerprint() const override { return "begun"; }
+
+ private:
+  std::unique_ptr<Tokenizer> bytes_ = make_tokenizer({});
+};
+
 class Benchmarks : public ::testing::Test {
  protected:
   Benchmarks() : m_(bytes_model()), tokenizer_(make_tokenizer({})) {}
@@ -180,6 +197,37 @@ TEST_F(Benchmarks, a_question_longer_than_the_model_loses_its_beginning) {
   EXPECT_THROW(choice_sequences(q, {}, *tokenizer_, 10), BadDataError);
   q.choices[1] = std::string(10, 'c');
   EXPECT_EQ(choice_sequences(q, {}, *tokenizer_, 10).of_choice[1].first, 1u);
+}
+
+TEST_F(Benchmarks, what_begins_a_document_stands_before_questions_texts_and_prompts) {
+  const Begun begun;
+  ChoiceQuestion q{"f", 1, "abcdef=", {"xy", "z"}, 0};
+  const ScoredTokens whole = choice_sequences(q, {}, begun, 64).of_choice[0];
+  EXPECT_EQ(whole.tokens.front(), 256);
+  EXPECT_EQ(begun.decode(whole.tokens), "abcdef= xy");
+  EXPECT_EQ(whole.first, 8u);
+  // It stays when the question is cut behind it.
+  const ScoredTokens cut = choice_sequences(q, {}, begun, 6).of_choice[0];
+  EXPECT_EQ(cut.tokens.front(), 256);
+  EXPECT_EQ(begun.decode(cut.tokens), "ef= xy");
+  EXPECT_EQ(cut.first, 4u);
+  q.choices[0] = "123456";
+  EXPECT_THROW(choice_sequences(q, {}, begun, 6), BadDataError);
+
+  // So a text's first token is scored, too.
+  const Documents documents = read_text_documents({file("a.txt", "the cat"), "", ""});
+  Scorer scorer(m_.model, pass(), 96);
+  const Perplexity p = measure_perplexity(scorer, begun, documents, {64, 64});
+  EXPECT_EQ(p.scored_tokens, 7);
+  EXPECT_EQ(p.scored_bytes, 7);
+  std::vector<int32_t> tokens = tokenizer_->encode("the cat");
+  tokens.insert(tokens.begin(), 256);
+  EXPECT_NEAR(p.nats, -log_probability(tokens, 1), 1e-3);
+
+  const std::vector<double> last = logits({256, 'a'}).back();
+  const auto top = static_cast<int32_t>(std::max_element(last.begin(), last.end()) - last.begin());
+  const PromptCompletion made = complete_prompts(m_.model, pass(), begun, {{"f", 1, "a", {}, 1}})[0];
+  EXPECT_EQ(made.text, begun.piece(top));
 }
 
 TEST_F(Benchmarks, completions_are_greedy_and_end_before_a_stop_string) {
