@@ -44,7 +44,7 @@ std::string template_of(const std::string& path) {
   try {
     config = nlohmann::json::parse(read_text_file(path));
   } catch (const nlohmann::json::exception& e) {
-    throw BadDataError(path + ": " + json_problem(e));
+    throw BadDataError(printable(path) + ": " + printable(json_problem(e)));
   }
   if (!config.is_object() || !config.contains("chat_template")) return "";
   const auto& found = config["chat_template"];
@@ -179,7 +179,7 @@ std::string chat_form_beside(const std::string& tokenizer_path) {
   const bool is_file = fs::exists(jinja, ignored);
   const std::string path = is_file ? jinja : (folder / "tokenizer_config.json").string();
   const std::string text = is_file ? read_text_file(jinja) : template_of(path);
-  if (text.empty()) throw BadDataError(path + ": has no chat_template");
+  if (text.empty()) throw BadDataError(printable(path) + ": has no chat_template");
   const auto has = [&](const char* mark) { return text.find(mark) != std::string::npos; };
   std::vector<std::string> forms;
   if (has("<|im_start|>") && has("<|im_end|>")) forms.push_back("chatml");

@@ -162,7 +162,7 @@ std::string check_origin_note(const std::string& index, const std::string& index
   const auto note = parse_json_line(content, path, 1);
   const auto text = [&](const char* key) {
     if (!note.contains(key) || !note[key].is_string())
-      throw BadDataError(path + ": has no text '" + key + "'");
+      throw BadDataError(printable(path) + ": has no text '" + key + "'");
     return note[key].get<std::string>();
   };
   if (text("index_hash") != index_hash) {
@@ -170,8 +170,8 @@ std::string check_origin_note(const std::string& index, const std::string& index
                               text("index_hash")));
   }
   if (text("tokenizer") != fingerprint) {
-    throw BadDataError(
-        concat(path, ": made with the tokenizer ", text("tokenizer"), ", this run has ", fingerprint));
+    throw BadDataError(concat(printable(path), ": made with the tokenizer ", printable(text("tokenizer")),
+                              ", this run has ", fingerprint));
   }
   return text("data_hash");
 }
@@ -264,7 +264,9 @@ std::vector<std::string> megatron_indices(const std::vector<std::string>& paths)
     if (extension != ".idx" && extension != ".bin") {
       throw BadDataError("'" + printable(path) + "' is neither .idx nor .bin, which a megatron source has");
     }
-    if (!has_index) throw MissingInputError("'" + path + "' has no '" + index.string() + "' beside it");
+    if (!has_index)
+      throw MissingInputError("'" + printable(path) + "' has no '" + printable(index.string()) +
+                              "' beside it");
     if (seen.insert(index.string()).second) indices.push_back(index.string());
   }
   return indices;

@@ -62,7 +62,7 @@ class TokenWriter {
 
  private:
   [[noreturn]] void fail(const char* what) const {
-    throw SaveError(what + path_ + ": " + std::strerror(errno));
+    throw SaveError(what + printable(path_) + ": " + std::strerror(errno));
   }
 
   std::string path_, temporary_;
@@ -114,8 +114,8 @@ TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tok
         const std::string& file = reader.files()[batch[i].file];
         const std::vector<int32_t> tokens = document_tokens(source, tokenizer, batch[i], file);
         if (tokens.size() > std::numeric_limits<int32_t>::max()) {
-          throw BadDataError(
-              detail::concat(file, ":", batch[i].line, ": a document of ", tokens.size(), " tokens"));
+          throw BadDataError(detail::concat(printable(file), ":", batch[i].line, ": a document of ",
+                                            tokens.size(), " tokens"));
         }
         lengths[first + i] = static_cast<int32_t>(tokens.size());
         encoded[i] = packed(tokens, type);

@@ -8,9 +8,11 @@ namespace {
 TEST(PlanTables, stand_as_the_program_predicts_up_to_576_ranks) { expect_tables({"--up-to", "576"}); }
 
 Exit plan(const std::vector<std::string>& more) {
-  std::vector<std::string> args = {"plan", "--config", "configs/scale/moe-30b-a3b.yaml"};
+  const ScratchFolder folder;
+  std::vector<std::string> args = {"plan", "--config",
+                                   from_environment("FP4T_TEST_SOURCE") + "/configs/scale/moe-30b-a3b.yaml"};
   args.insert(args.end(), more.begin(), more.end());
-  return run_binary(from_environment("FP4T_TEST_SOURCE"), args);
+  return run_binary(folder.path(), args);
 }
 
 #define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "in: " << (text)

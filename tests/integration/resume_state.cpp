@@ -6,27 +6,19 @@
 #include <limits>
 
 #include "engine/store/manifest.h"
-#include "tests/support/runs.h"
+#include "tests/support/cli.h"
 
 namespace fp4t::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kRecipe = std::string(kTinyModel) + R"(stages:
-  - pretrain:
-      steps: 4
-      batch: {tokens: 64, micro_sequences: 2, length: 32}
-      data: [{name: words, kind: text, paths: text, separator: "%", held_out: {fraction: 0.1, seed: 7}}]
-      eval: {tokens: 64}
-      checkpoint: {every: 2}
-  - rl:
-      steps: 2
-      task: {kind: sums, low: 0, high: 4}
-      sampling: {prompts: 2, samples: 2, max_tokens: 3}
-      objective: {drop_zero_advantage: false, mini_batches: 2}
-      eval: {tokens: 64}
-)";
+// The recipe of cli.h with two updates a rollout, so that there is something between them.
+std::string two_updates() {
+  const std::string one = "drop_zero_advantage: false";
+  std::string text = kRecipe;
+  return text.replace(text.find(one), one.size(), one + ", mini_batches: 2");
+}
 
 using Args = std::vector<std::string>;
 
@@ -34,7 +26,7 @@ class ResumeState : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     done_ = new ScratchFolder;
-    write_inputs(done_->path(), kRecipe);
+    write_inputs(done_->path(), two_updates());
     train(done_->path());
   }
   static void TearDownTestSuite() {
@@ -42,7 +34,7 @@ class ResumeState : public ::testing::Test {
     done_ = nullptr;
   }
   void SetUp() override {
-    write_inputs(folder_.path(), kRecipe);
+    write_inputs(folder_.path(), two_updates());
     copy_done();
   }
 

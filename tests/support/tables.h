@@ -15,7 +15,8 @@ inline void expect_tables(const std::vector<std::string>& more) {
   Command command{{"/usr/bin/env", "python3", source + "/scripts/plan_table.py", "--binary",
                    from_environment("FP4T_TEST_BINARY"), "--check"}};
   command.words.insert(command.words.end(), more.begin(), more.end());
-  Process process(source, command);
+  const ScratchFolder folder;  // of the command's output
+  Process process(folder.path(), command);
   const Exit exit = process.wait();
   EXPECT_EQ(exit.code, 0) << exit.output << exit.errors;
 }
