@@ -10,6 +10,8 @@
 #include "engine/model/expert_exchange.h"
 #include "engine/model/linear.h"
 #include "engine/model/params.h"
+#include "engine/plan/scratch_layout.h"
+#include "engine/plan/step_layout.h"
 #include "kernels/ops/moe.h"
 
 namespace fp4t {

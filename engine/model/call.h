@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/model/transformer.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/dims.h"
 #include "kernels/base/arena.h"
 #include "kernels/base/queue.h"
 #include "kernels/ops/attention.h"
@@ -25,7 +25,7 @@ struct Call {
   TensorView dispatch_stats = {};
 };
 
-// Takes blocks from an arena in the form that engine/plan/layout.h wants.
+// Takes blocks from an arena in the form that the layouts of engine/plan want.
 struct ArenaTake {
   Arena& arena;
   TensorView operator()(const std::string& block, DType dtype, const Shape& shape) const {

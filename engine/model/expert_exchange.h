@@ -8,7 +8,7 @@
 #include "engine/comm/comm.h"
 #include "engine/model/aside.h"
 #include "engine/model/trip.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/dims.h"
 #include "kernels/base/queue.h"
 
 namespace fp4t {

@@ -8,6 +8,7 @@
 
 #include "engine/model/call.h"
 #include "engine/model/linear.h"
+#include "engine/plan/step_layout.h"
 
 namespace fp4t {
 

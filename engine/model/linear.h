@@ -10,7 +10,7 @@
 
 #include "engine/model/call.h"
 #include "engine/model/params.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/operands.h"
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/quantize.h"
 

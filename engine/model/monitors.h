@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/model/transformer.h"
+#include "engine/plan/operands.h"
 #include "engine/plan/run_layout.h"
 
 namespace fp4t {

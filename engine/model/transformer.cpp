@@ -3,6 +3,7 @@
 
 #include "engine/model/rope.h"
 #include "engine/model/transformer_impl.h"
+#include "engine/plan/cache_layout.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {

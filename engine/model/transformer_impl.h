@@ -12,6 +12,7 @@
 #include "engine/model/head.h"
 #include "engine/model/monitors.h"
 #include "engine/model/transformer.h"
+#include "engine/plan/step_layout.h"
 
 namespace fp4t {
 

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "engine/plan/cache_layout.h"
+#include "engine/plan/dims.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/run_layout.h"
 

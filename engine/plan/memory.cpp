@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <set>
 
+#include "engine/plan/cache_layout.h"
+#include "engine/plan/dims.h"
+#include "engine/plan/operands.h"
 #include "engine/plan/run_layout.h"
+#include "engine/plan/scratch_layout.h"
+#include "engine/plan/step_layout.h"
 #include "kernels/base/arena.h"
 #include "kernels/base/numeric.h"
 

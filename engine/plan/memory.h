@@ -1,4 +1,4 @@
-// Prices the three arenas from the blocks of engine/plan/layout.h. A pure function.
+// Prices the three arenas from the blocks of engine/plan/{run,step,scratch}_layout.h. A pure function.
 #pragma once
 
 #include "engine/plan/plan.h"

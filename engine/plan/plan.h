@@ -58,10 +58,10 @@ struct Plan {
   int64_t max_decode_tokens = 0;  // rows of the largest prefill or decode call
   int64_t max_cache_slots = 0;    // sequences decoded together
   int64_t max_cache_length = 0;   // positions a sequence, prompt included
-  int64_t max_cache_pages = 0;    // that sequences share (engine/plan/layout.h); 0: enough for all slots
-  double flops_per_token = 0;     // BENCH.md: 6 x active matmul weights + causal attention counted half
-  std::string precision_hash;     // hex, over all stages
-  std::string recipe_yaml;        // the resolved recipe
+  int64_t max_cache_pages = 0;  // that sequences share (engine/plan/cache_layout.h); 0: enough for all slots
+  double flops_per_token = 0;   // BENCH.md: 6 x active matmul weights + causal attention counted half
+  std::string precision_hash;   // hex, over all stages
+  std::string recipe_yaml;      // the resolved recipe
 };
 
 // Token ids that a tokenizer of this kind can make: the smallest vocabulary.

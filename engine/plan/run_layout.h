@@ -1,9 +1,10 @@
 // What the run arena holds: parameters and what ranks share of them, exchanges between ranks, state. As in
-// layout.h, one description that engine/plan/memory.cpp prices and engine/model allocates:
+// step_layout.h, one description that engine/plan/memory.cpp prices and engine/model allocates:
 // `take(block, dtype, shape) -> TensorView`.
 #pragma once
 
-#include "engine/plan/layout.h"
+#include "engine/plan/dims.h"
+#include "engine/plan/plan.h"
 
 namespace fp4t {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/cache_layout.h"
 #include "kernels/base/numeric.h"
 
 namespace fp4t {

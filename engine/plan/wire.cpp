@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/plan/dims.h"
 #include "engine/plan/run_layout.h"
 #include "kernels/base/numeric.h"
 

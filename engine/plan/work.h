@@ -12,8 +12,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/dims.h"
 #include "engine/plan/machine_spec.h"
+#include "engine/plan/operands.h"
 #include "engine/plan/plan.h"
 
 namespace fp4t {

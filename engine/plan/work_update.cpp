@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/plan/operands.h"
 #include "engine/plan/run_layout.h"
 #include "engine/plan/work.h"
 

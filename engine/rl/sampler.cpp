@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/cache_layout.h"
 #include "engine/rl/routing.h"
 #include "kernels/base/numeric.h"
 

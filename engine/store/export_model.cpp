@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/operands.h"
 #include "engine/plan/resolve.h"
 #include "kernels/base/check.h"
 #include "kernels/base/numeric.h"

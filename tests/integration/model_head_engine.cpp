@@ -2,7 +2,7 @@
 // which the gradient of the head's own weight is summed.
 #include <map>
 
-#include "engine/plan/layout.h"
+#include "engine/plan/step_layout.h"
 #include "gtest/gtest.h"
 #include "kernels/base/numeric.h"
 #include "tests/support/compare.h"

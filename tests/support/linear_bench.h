@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/model/linear.h"
+#include "engine/plan/operands.h"
 #include "engine/plan/run_layout.h"
 #include "tests/support/model_runs.h"
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "engine/plan/step_layout.h"
 #include "gtest/gtest.h"
 #include "tests/support/linear_bench.h"
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/comm/device.h"
-#include "engine/plan/layout.h"
+#include "engine/plan/cache_layout.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/sizes.h"
 #include "engine/recipe/load.h"

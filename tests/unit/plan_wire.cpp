@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/plan/dims.h"
 #include "engine/plan/run_layout.h"
 #include "tests/support/plans.h"
 

@@ -1,125 +1,12 @@
-#include "engine/plan/run_layout.h"
+#include "engine/plan/operands.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/base/arena.h"
-#include "kernels/base/numeric.h"
+#include "kernels/base/check.h"
 #include "kernels/ops/quantize.h"
 
 namespace fp4t {
-
-namespace {
-// Rows that one rank's experts get when all tokens of all ranks choose as many of them as they can.
-int64_t most_rows(const ModelDims& d, int64_t tokens) {
-  return d.expert_ranks * tokens * std::min(d.top_k, d.local_experts);
-}
-}  // namespace
-
-ModelDims dims_of(const Plan& plan) {
-  const ModelSpec& m = plan.model;
-  ModelDims d{};
-  d.layers = m.layers;
-  d.hidden = m.hidden;
-  d.heads = m.heads;
-  d.kv_heads = m.kv_heads;
-  d.head_dim = m.head_dim;
-  d.q_width = m.heads * m.head_dim;
-  d.kv_width = m.kv_heads * m.head_dim;
-  d.qkv_width = d.q_width + 2 * d.kv_width;
-  d.vocabulary = m.vocabulary;
-  d.max_positions = m.max_positions;
-  d.experts = m.moe.experts;
-  d.top_k = m.moe.top_k;
-  d.expert_hidden = m.moe.hidden;
-  d.shared_hidden = shared_width(m);
-  d.mlp_hidden = m.mlp_hidden;
-  d.qk_norm = m.qk_norm;
-  d.act = plan.act;
-  d.expert_ranks = plan.axes.expert;
-  d.local_experts = m.moe.experts / plan.axes.expert;
-  if (d.spreads_experts()) {
-    const int64_t tokens = std::max(plan.max_tokens, plan.max_decode_tokens);
-    const double even = static_cast<double>(tokens * d.top_k), factor = plan.parallel.receive_factor;
-    const int64_t most = most_rows(d, tokens);
-    d.round_rows = factor == 0 ? most : std::min(most, static_cast<int64_t>(std::ceil(factor * even)));
-    d.round_rows = std::max<int64_t>(d.round_rows, 1);
-    d.receive_rows = d.round_rows + std::min(d.top_k, d.local_experts) - 1;
-  }
-  for (const TablePair& tables : table_pairs(plan)) {
-    d.codes_dispatch = d.codes_dispatch || dispatch_spec(tables.forward->dispatch).quantised();
-  }
-  return d;
-}
-
-QuantSpec dispatch_spec(Format format) {
-  QuantSpec spec;
-  spec.format = format;
-  if (format == Format::kNvfp4) {
-    spec.scale_scope = ScaleScope::kRow;
-    spec.scale_round = ScaleRound::kPow2;
-  }
-  return spec;
-}
-
-int64_t worst_rounds(const Plan& plan) {
-  const ModelDims d = dims_of(plan);
-  return ceil_div(most_rows(d, std::max(plan.max_tokens, plan.max_decode_tokens)), d.round_rows);
-}
-
-int64_t round_elements(const Plan& plan, const ShardRow& row) {
-  // Links between GPUs reach their rate with messages of tens of megabytes.
-  const int64_t all_members = int64_t{plan.machine.backend == Backend::kCuda ? 64 : 16} << 20;
-  return std::min(row.largest_piece(), std::max(kNormChunk, all_members / row.members()));
-}
-
-int64_t exchange_elements(const Plan& plan) {
-  if (!plan.shards.is_sharded()) return 0;
-  const auto of = [&](const ShardRow& row) { return row.members() * round_elements(plan, row); };
-  const int64_t everywhere = of(plan.shards.everywhere());
-  return plan.shards.spreads_experts() ? std::max(everywhere, of(plan.shards.experts(0))) : everywhere;
-}
-
-SharedPlaces shared_places(const Plan& plan, int64_t rank) {
-  SharedPlaces s;
-  int64_t layer = -1, copies = 0, gradients = 0;
-  for (const ParamInfo& p : plan.parameters) {
-    if (p.layer != layer) {
-      layer = p.layer;
-      copies = gradients = 0;
-    }
-    const int64_t elements = plan.shards.held(p, rank).count();
-    const auto place = [&](bool has, DType dtype, int64_t& next, int64_t& most) {
-      if (!has) return int64_t{-1};
-      const int64_t at = next;
-      next += Arena::block_bytes(elements * dtype_bytes(dtype));
-      most = std::max(most, next);
-      return at;
-    };
-    s.copies.push_back(place(has_shared_copy(p, plan), plan.act, copies, s.copies_bytes));
-    s.gradients.push_back(place(has_shared_gradient(p, plan), p.gradient, gradients, s.gradients_bytes));
-  }
-  return s;
-}
-
-int64_t norm_chunks(const Plan& plan) {
-  int64_t n = 0;
-  for (const ParamInfo& p : plan.parameters) {
-    const int64_t matrix = matrix_elements(p);
-    n += p.shape.elements() / matrix * ceil_div(matrix, kNormChunk);
-  }
-  return n;
-}
-
-Keep keep_for_backward(const ParallelSpec& parallel) {
-  return parallel.recompute == "block" ? Keep::kInputs : Keep::kAll;
-}
-
-int64_t num_moe_layers(const ModelSpec& model) {
-  int64_t n = 0;
-  for (int64_t l = 0; l < model.layers; ++l) n += is_moe_layer(model, l) ? 1 : 0;
-  return n;
-}
 
 GemmSite site_of(const ModelDims& d, int64_t layer, Module module) {
   switch (module) {
@@ -363,23 +250,6 @@ int64_t gemm_scratch_bytes(const GemmSite& site, const TablePair& tables, int64_
   return std::max({fprop, dgrad, wgrad});
 }
 
-bool head_gradient_is_whole(const Plan& plan) {
-  const auto plain = [&](const TablePair& tables, GemmRole gemm, OperandRole operand) {
-    const GemmSite site = site_of(dims_of(plan), plan.model.layers, Module::kHead);
-    const OperandForm form = operand_form(gemm, operand, tables.forward->cell(site.layer, site.module),
-                                          &tables.backward->cell(site.layer, site.module));
-    return !form.spec.quantised() && !form.from_forward;
-  };
-  for (const TablePair& tables : table_pairs(plan)) {
-    if (!tables.backward) continue;
-    for (const GemmRole gemm : {GemmRole::kDgrad, GemmRole::kWgrad}) {
-      const OperandRole other = gemm == GemmRole::kDgrad ? OperandRole::kWeight : OperandRole::kAct;
-      if (!plain(tables, gemm, OperandRole::kGrad) || !plain(tables, gemm, other)) return true;
-    }
-  }
-  return false;
-}
-
 std::vector<ProductCodes> product_codes(const GemmSite& site, const TablePair& tables, int64_t rows) {
   const ForwardCell& forward = tables.forward->cell(site.layer, site.module);
   std::vector<ProductCodes> products;
@@ -397,49 +267,6 @@ std::vector<ProductCodes> product_codes(const GemmSite& site, const TablePair& t
     add(GemmRole::kWgrad, OperandRole::kGrad, OperandRole::kAct, &backward);
   }
   return products;
-}
-
-int64_t token_block_rows(const Plan& plan) {
-  return std::max<int64_t>({plan.max_tokens, plan.max_decode_tokens, plan.max_cache_slots, 1});
-}
-
-int64_t recorded_routers(const Plan& plan) {
-  const bool any = std::any_of(plan.stages.begin(), plan.stages.end(), [](const StagePlan& s) {
-    return s.is_rl && std::get<RlSpec>(s.spec).objective.router_replay != "off";
-  });
-  int64_t layers = 0;
-  for (int64_t l = 0; any && l < plan.model.layers; ++l) layers += is_moe_layer(plan.model, l);
-  return layers;
-}
-
-int64_t cache_slots(const Plan& plan) {
-  return plan.max_cache_slots + (plan.machine.backend == Backend::kCuda ? 1 : 0);
-}
-
-int64_t pages_per_slot(const Plan& plan) { return ceil_div(plan.max_cache_length, kKvPage); }
-
-int64_t cache_pages(const Plan& plan) {
-  // One more: where two begin with one prompt, the page that it begins is kept for the second.
-  const int64_t all = plan.max_cache_slots > 0 ? plan.max_cache_slots * pages_per_slot(plan) + 1 : 0;
-  const int64_t pages = plan.max_cache_pages > 0 ? std::min(plan.max_cache_pages, all) : all;
-  return pages + cache_slots(plan) - plan.max_cache_slots;
-}
-
-CacheLayout cache_layout(const Plan& plan, Format format) {
-  const int64_t values = cache_pages(plan) * kKvPage * plan.model.kv_heads * plan.model.head_dim;
-  CacheLayout c;
-  c.dtype = format == Format::kMxfp8 ? DType::kU8 : plan.act;
-  c.values_bytes = align_up(values * dtype_bytes(c.dtype), 64);
-  c.scales_bytes = format == Format::kMxfp8 ? align_up(values / 32, 64) : 0;
-  return c;
-}
-
-int64_t max_cache_bytes(const Plan& plan) {
-  int64_t bytes = 0;
-  for (const TablePair& tables : table_pairs(plan)) {
-    bytes = std::max(bytes, cache_layout(plan, tables.forward->kv_cache).total_bytes());
-  }
-  return bytes;
 }
 
 }  // namespace fp4t

@@ -1,0 +1,130 @@
+// What the scratch arena holds beside the operands of products (operands.h): blocks that live within one
+// forward or backward of a block of the model. As in step_layout.h, memory.cpp prices and engine/model
+// allocates.
+//
+// Shape legend: T tokens of a call, R rows of the experts, T * top_k of them where they lie on this rank
+// alone, D hidden, E experts. Where they are spread over ranks: X ranks, L experts on each, G guests at most
+// (tokens that came to this rank's experts), S tokens sent, one a (token, rank).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/plan/dims.h"
+#include "engine/plan/operands.h"
+#include "engine/plan/plan.h"
+#include "kernels/base/tensor.h"
+#include "kernels/formats/quant.h"
+
+namespace fp4t {
+
+struct ForwardScratch {
+  TensorView qkv;         // [T, qkv]: before rotation, without qk_norm
+  TensorView projected;   // [T, D]: output of attention, of a dense FFN
+  TensorView shared_out;  // [T, D]
+};
+template <class Take>
+ForwardScratch take_forward_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
+  ForwardScratch s;
+  if (!d.qk_norm) s.qkv = take("block forward", d.act, {tokens, d.qkv_width});
+  s.projected = take("block forward", d.act, {tokens, d.hidden});
+  if (is_moe && d.shared_hidden > 0) s.shared_out = take("block forward", d.act, {tokens, d.hidden});
+  return s;
+}
+
+// For a whole backward: gradients of the residual stream and of a norm's output.
+struct StreamScratch {
+  TensorView dstream, dnorm;  // [T, D]
+};
+template <class Take>
+StreamScratch take_stream_scratch(const ModelDims& d, int64_t tokens, Take&& take) {
+  StreamScratch s;
+  s.dstream = take("backward stream", d.act, {tokens, d.hidden});
+  s.dnorm = take("backward stream", d.act, {tokens, d.hidden});
+  return s;
+}
+
+struct FfnScratch {
+  TensorView dhidden;                  // [rows, F]
+  TensorView dgates, drouter;          // F32 [T, k], [T, E]
+  TensorView drouter_in;               // F32 [T, D]
+  TensorView dshared, dshared_hidden;  // [T, D], [T, Fs]
+};
+template <class Take>
+FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Take&& take) {
+  FfnScratch s;
+  if (!is_moe) {
+    s.dhidden = take("ffn backward", d.act, {tokens, d.mlp_hidden});
+    return s;
+  }
+  s.dhidden = take("ffn backward", d.act, {expert_rows(d, tokens), d.expert_hidden});
+  s.dgates = take("ffn backward", DType::kF32, {tokens, d.top_k});
+  s.drouter = take("ffn backward", DType::kF32, {tokens, d.experts});
+  s.drouter_in = take("ffn backward", DType::kF32, {tokens, d.hidden});
+  if (d.shared_hidden > 0) {
+    s.dshared = take("ffn backward", d.act, {tokens, d.hidden});
+    s.dshared_hidden = take("ffn backward", d.act, {tokens, d.shared_hidden});
+  }
+  return s;
+}
+
+// Between a call's tokens and experts of other ranks. A round sends and returns rows one after another; what
+// came back stays until all rounds are over.
+struct TripScratch {
+  TensorView sent_tokens;                // I32 [S]: whose rows, in the order in which they go
+  TensorView sent, sent_choices;         // act [S, D], F32 [S, k]: on their way
+  TensorView guest_dout, guest_dgates;   // act [G, D], F32 [G, k]: backward
+  TensorView partial;                    // F32 [G, D]
+  TensorView returned, returned_dgates;  // F32 [S, D], [S, k]
+  TensorView place_of, rank_of;          // I32 [T, X]: a token's rows in `returned`, -1 for none
+};
+template <class Take>
+TripScratch take_trip_scratch(const ModelDims& d, int64_t tokens, bool backward, Take&& take) {
+  TripScratch s;
+  if (!d.spreads_experts()) return s;
+  const int64_t sent = tokens * std::min(d.top_k, d.expert_ranks), guests = d.receive_rows;
+  s.sent_tokens = take("experts of other ranks", DType::kI32, {sent});
+  s.sent = take("experts of other ranks", d.act, {sent, d.hidden});
+  s.sent_choices = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  s.partial = take("experts of other ranks", DType::kF32, {guests, d.hidden});
+  s.returned = take("experts of other ranks", DType::kF32, {sent, d.hidden});
+  s.place_of = take("experts of other ranks", DType::kI32, {tokens, d.expert_ranks});
+  s.rank_of = take("experts of other ranks", DType::kI32, {tokens, d.expert_ranks});
+  if (!backward) return s;
+  s.guest_dout = take("experts of other ranks", d.act, {guests, d.hidden});
+  s.guest_dgates = take("experts of other ranks", DType::kF32, {guests, d.top_k});
+  s.returned_dgates = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  return s;
+}
+
+// Codes of a call's rows, those on their way, and those that came; empty where dispatch is not coded.
+struct DispatchScratch {
+  QuantView own, sent, guests;
+};
+template <class Take>
+DispatchScratch take_dispatch_scratch(const ModelDims& d, Format format, int64_t tokens, Take&& take) {
+  DispatchScratch s;
+  const QuantSpec spec = dispatch_spec(format);
+  if (!spec.quantised()) return s;
+  const auto codes = [&](int64_t rows) {
+    return take_quant("dispatch codes", quant_layout(spec, GroupAxis::kRows, 1, rows, d.hidden), take);
+  };
+  s.own = codes(tokens);
+  if (!d.spreads_experts()) return s;
+  s.sent = codes(tokens * std::min(d.top_k, d.expert_ranks));
+  s.guests = codes(d.receive_rows);
+  return s;
+}
+
+struct AttentionScratch {
+  TensorView dattn, dqkv;  // [T, q], [T, qkv]
+};
+template <class Take>
+AttentionScratch take_attention_scratch(const ModelDims& d, int64_t tokens, Take&& take) {
+  AttentionScratch s;
+  s.dattn = take("attention backward", d.act, {tokens, d.q_width});
+  s.dqkv = take("attention backward", d.act, {tokens, d.qkv_width});
+  return s;
+}
+
+}  // namespace fp4t
