@@ -4,6 +4,7 @@
 
 #include "engine/tokens/split_pattern.h"
 #include "engine/tokens/utf8.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -36,7 +37,7 @@ bool ends_with_word(std::string_view text) {
   return !text.empty() && is_word_character(text.substr(character_before(text, text.size())));
 }
 bool starts_with_word(std::string_view text) {
-  return !text.empty() && is_word_character(text.substr(0, character_length(text, 0)));
+  return !text.empty() && is_word_character(text.substr(0, utf8_length(text, 0)));
 }
 
 size_t trailing_space_begin(std::string_view text) {
@@ -50,7 +51,7 @@ size_t trailing_space_begin(std::string_view text) {
 }
 size_t leading_space_end(std::string_view text) {
   size_t at = 0;
-  while (at < text.size() && is_white_space(code_point_at(text, at))) at += character_length(text, at);
+  while (at < text.size() && is_white_space(code_point_at(text, at))) at += utf8_length(text, at);
   return at;
 }
 

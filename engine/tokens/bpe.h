@@ -22,6 +22,8 @@ class BpeModel {
   // `tokens`: bytes of each id, empty where there is none. `merges` in the order of their ranks. With
   // `ignore_merges` a word that is a token is that token. Throws BadDataError when a byte has no token.
   BpeModel(std::vector<std::string> tokens, const std::vector<Merge>& merges, bool ignore_merges);
+  BpeModel(const BpeModel&) = delete;  // a copy's ids_ would look into this one's tokens_
+  BpeModel& operator=(const BpeModel&) = delete;
 
   // What one thread needs: room for a word, and words that it has seen.
   class Scratch {

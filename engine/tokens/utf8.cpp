@@ -4,6 +4,9 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "kernels/base/text.h"
+#include "kernels/base/utf8.h"
+
 namespace fp4t {
 
 namespace {
@@ -11,40 +14,6 @@ namespace {
 constexpr const char* kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
 uint8_t byte_at(std::string_view text, size_t at) { return static_cast<uint8_t>(text[at]); }
-bool is_between(uint8_t byte, uint8_t low, uint8_t high) { return byte >= low && byte <= high; }
-
-// Bytes that a character which begins with `lead` has, 0 when none does; the second byte's range.
-size_t length_by_lead(uint8_t lead, uint8_t& low, uint8_t& high) {
-  low = 0x80;
-  high = 0xBF;
-  if (lead < 0x80) return 1;
-  if (is_between(lead, 0xC2, 0xDF)) return 2;
-  if (is_between(lead, 0xE0, 0xEF)) {
-    if (lead == 0xE0) low = 0xA0;
-    if (lead == 0xED) high = 0x9F;
-    return 3;
-  }
-  if (!is_between(lead, 0xF0, 0xF4)) return 0;
-  if (lead == 0xF0) low = 0x90;
-  if (lead == 0xF4) high = 0x8F;
-  return 4;
-}
-
-// Bytes from `at` that belong to one character, whole or cut short: the maximal subpart. `whole` says which.
-size_t subpart_length(std::string_view text, size_t at, bool& whole) {
-  uint8_t low, high;
-  const size_t length = length_by_lead(byte_at(text, at), low, high);
-  whole = length == 1;
-  if (length <= 1) return 1;
-  size_t n = 1;
-  for (; n < length && at + n < text.size(); ++n) {
-    const uint8_t byte = byte_at(text, at + n);
-    if (n == 1 ? !is_between(byte, low, high) : !is_between(byte, 0x80, 0xBF)) return n;
-  }
-  whole = n == length;
-  return n;
-}
-
 size_t ascii_end(std::string_view text, size_t at) {
   for (uint64_t eight; at + sizeof(eight) <= text.size(); at += sizeof(eight)) {
     std::memcpy(&eight, text.data() + at, sizeof(eight));
@@ -62,25 +31,19 @@ std::unordered_map<uint32_t, char> alphabet_bytes() {
 
 }  // namespace
 
-size_t character_length(std::string_view text, size_t at) {
-  bool whole;
-  const size_t n = subpart_length(text, at, whole);
-  return whole ? n : 0;
-}
-
 size_t well_formed_end(std::string_view text, size_t at) {
   while (at < text.size()) {
     at = ascii_end(text, at);
     if (at == text.size()) break;
-    const size_t n = character_length(text, at);
-    if (n == 0) break;
-    at += n;
+    const Utf8Part part = utf8_part(text, at);
+    if (!part.whole()) break;
+    at += part.bytes;
   }
   return at;
 }
 
 size_t ill_formed_end(std::string_view text, size_t at) {
-  while (at < text.size() && character_length(text, at) == 0) ++at;
+  while (at < text.size() && !utf8_part(text, at).whole()) ++at;
   return at;
 }
 
@@ -103,7 +66,7 @@ void append_character(std::string& text, uint32_t code_point) {
 }
 
 uint32_t code_point_at(std::string_view text, size_t at) {
-  const size_t n = character_length(text, at);
+  const size_t n = utf8_length(text, at);
   const uint32_t lead = byte_at(text, at);
   if (n <= 1) return lead;
   uint32_t code_point = lead & (0xFFu >> (n + 1));
@@ -120,13 +83,11 @@ std::string CharacterStream::push(std::string_view bytes) {
     out.append(pending_, at, end - at);
     at = end;
     if (at == pending_.size()) break;
-    bool whole;
-    const size_t n = subpart_length(pending_, at, whole);
-    uint8_t low, high;
-    const bool may_grow = length_by_lead(byte_at(pending_, at), low, high) > n;
-    if (at + n == pending_.size() && may_grow) break;
+    const Utf8Part part = utf8_part(pending_, at);
+    const bool may_grow = part.needed > part.bytes;
+    if (at + part.bytes == pending_.size() && may_grow) break;
     out += kReplacement;
-    at += n;
+    at += part.bytes;
   }
   pending_.erase(0, at);
   return out;
@@ -161,7 +122,7 @@ bool bytes_of_alphabet(std::string_view text, std::string& bytes) {
   static const std::unordered_map<uint32_t, char> map = alphabet_bytes();
   bytes.clear();
   for (size_t at = 0; at < text.size();) {
-    const size_t n = character_length(text, at);
+    const size_t n = utf8_length(text, at);
     const auto found = n == 0 ? map.end() : map.find(code_point_at(text, at));
     if (found == map.end()) return false;
     bytes += found->second;

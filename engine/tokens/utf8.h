@@ -1,5 +1,5 @@
-// UTF-8 as tokenizers need it: where text is well-formed (Unicode 15, table 3-7: no overlong forms, no
-// surrogates, nothing above U+10FFFF), whole characters out of a stream of bytes, and the alphabet of
+// UTF-8 as tokenizers need it: where text is well-formed (kernels/base/utf8.h; the length of one character:
+// utf8_length of kernels/base/text.h), whole characters out of a stream of bytes, and the alphabet of
 // byte-level vocabularies.
 #pragma once
 
@@ -10,8 +10,6 @@
 
 namespace fp4t {
 
-// Length of the well-formed character at `at`: 1 to 4, or 0 where there is none.
-size_t character_length(std::string_view text, size_t at);
 // End of the longest well-formed stretch that begins at `at`; of the longest without a well-formed character.
 size_t well_formed_end(std::string_view text, size_t at);
 size_t ill_formed_end(std::string_view text, size_t at);

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "kernels/base/utf8.h"
+
 namespace fp4t {
 
 namespace {
@@ -58,19 +60,9 @@ std::string escaped(std::string_view text, size_t most, std::string_view kept) {
 }  // namespace
 
 size_t utf8_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   if (at >= text.size()) return 0;
-  const unsigned first = byte(at), second = byte(at + 1);
-  const size_t length = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  if (first >= 0xF5) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
-  }
-  if (first == 0xE0 && second < 0xA0) return 0;   // a shorter form exists
-  if (first == 0xED && second >= 0xA0) return 0;  // surrogates
-  if (first == 0xF0 && second < 0x90) return 0;   // a shorter form exists
-  if (first == 0xF4 && second >= 0x90) return 0;  // beyond U+10FFFF
-  return length;
+  const Utf8Part part = utf8_part(text, at);
+  return part.whole() ? part.bytes : 0;
 }
 
 std::string printable(std::string_view text, size_t most) { return escaped(text, most, ""); }

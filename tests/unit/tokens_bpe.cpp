@@ -17,6 +17,7 @@
 #include "engine/tokens/tokenizer.h"
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 namespace {
@@ -413,7 +414,7 @@ TEST(Utf8, character_streams_replace_what_cannot_become_a_character) {
     if (c >= 0xD800 && c < 0xE000) continue;
     std::string text;
     append_character(text, c);
-    ASSERT_EQ(character_length(text, 0), text.size()) << c;
+    ASSERT_EQ(utf8_length(text, 0), text.size()) << c;
     ASSERT_EQ(code_point_at(text, 0), c);
   }
 }
