@@ -23,9 +23,9 @@ int cmd_train(const AppOptions& options) {
   check_inputs(recipe, places);
   std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
   ResumePoint found;
-  on_rank_zero(*comm, [&, &run = recipe.run] {
+  on_rank_zero(*comm, [&, &run = recipe.run, &places = places] {
     lock.emplace(run.dir);
-    found = find_resume(run);
+    found = find_resume(run, places);
   });
   ResumePoint resume = share_resume(*comm, found);
   resume.notes.insert(resume.notes.end(), notes.begin(), notes.end());

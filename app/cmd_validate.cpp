@@ -16,7 +16,7 @@ int cmd_validate(const AppOptions& options) {
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   make_plan(recipe, machine, {}, places);
   check_inputs(recipe, places);
-  check_origin(recipe.run);
+  check_origin(recipe.run, places);
   std::printf("%s: valid\n", printable(options.recipe.config).c_str());
   return 0;
 }

@@ -108,13 +108,28 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return !relative.empty() && *relative.begin() != "..";
 }
 
-// The checkpoint that a key of the recipe names.
-std::string find_named(const char* key, const std::string& path) {
+// "recipe.yaml:3:15: run.resume: "
+std::string key_at(const FieldPlaces& places, const std::string& key) {
+  const SourcePlace place = nearest_place(places, key);
+  return (place.file.empty() ? "" : place_text(place) + ": ") + key + ": ";
+}
+
+// Runs `body`, whose errors are of the checkpoint that a key of the recipe names.
+template <class Body>
+auto of_key(const FieldPlaces& places, const char* key, const Body& body) {
   try {
-    return find_checkpoint(path);
+    return body();
   } catch (const MissingInputError& error) {
-    throw MissingInputError(detail::concat(key, ": ", error.what()));
+    throw MissingInputError(key_at(places, key) + error.what());
+  } catch (const BadDataError& error) {
+    throw BadDataError(key_at(places, key) + error.what());
   }
+}
+
+CheckpointInfo read_checked(const std::string& path, bool verify_hashes) {
+  CheckpointInfo info = read_checkpoint_info(path, verify_hashes);
+  check_state(info);
+  return info;
 }
 
 bool names_a_checkpoint(const RunSpec& run) { return run.resume != "auto" && run.resume != "never"; }
@@ -171,42 +186,40 @@ void check_state(const CheckpointInfo& info) {
   }
 }
 
-void check_origin(const RunSpec& run) {
+void check_origin(const RunSpec& run, const FieldPlaces& places) {
   const bool resumes = names_a_checkpoint(run);
   if (!resumes && run.branch_from.empty()) return;
   if (!list_checkpoints(run.dir + "/checkpoints").empty()) return;
-  const std::string path =
-      resumes ? find_named("run.resume", run.resume) : find_named("run.branch_from", run.branch_from);
-  check_state(read_checkpoint_info(path, false));
+  of_key(places, resumes ? "run.resume" : "run.branch_from",
+         [&] { return read_checked(find_checkpoint(resumes ? run.resume : run.branch_from), false); });
 }
 
-ResumePoint find_resume(const RunSpec& run) {
+ResumePoint find_resume(const RunSpec& run, const FieldPlaces& places) {
   ResumePoint point;
+  const auto take = [&](const char* key, const std::string& named) {
+    of_key(places, key, [&] { return point.info = read_checked(find_checkpoint(named), true); });
+  };
   CheckpointStore store(run.dir);
-  std::string path = store.newest(&point.notes, check_state);
+  const std::string path = store.newest(&point.notes, [&](const CheckpointInfo& info) {
+    check_state(info);
+    point.info = info;
+  });
   if (run.resume == "never") {
     if (!path.empty()) {
-      throw RecipeError(detail::concat("run.resume: never, but ", printable(run.dir),
+      throw RecipeError(detail::concat(key_at(places, "run.resume"), "never, but ", printable(run.dir),
                                        " holds checkpoints; remove them, or choose another run.dir"));
     }
+  } else if (names_a_checkpoint(run) && !path.empty()) {
+    point.notes.push_back(detail::concat("run.resume: ", printable(run.resume), " is passed over, since ",
+                                         printable(run.dir), " has checkpoints of its own"));
   } else if (names_a_checkpoint(run)) {
-    if (path.empty()) {
-      path = find_named("run.resume", run.resume);
-      point.elsewhere = !lies_in(path, run.dir);
-    } else {
-      point.notes.push_back(detail::concat("run.resume: ", printable(run.resume), " is passed over, since ",
-                                           printable(run.dir), " has checkpoints of its own"));
-    }
+    take("run.resume", run.resume);
+    point.elsewhere = !lies_in(point.info.path, run.dir);
   }
-  if (path.empty() && !run.branch_from.empty()) {
-    path = find_named("run.branch_from", run.branch_from);
-    point.branch = true;
-  }
-  if (path.empty()) return point;
-  point.info = read_checkpoint_info(path, true);
-  check_state(point.info);
-  point.found = true;
-  point.span_steps = recorded_span_steps(point.info.state);
+  point.branch = path.empty() && !names_a_checkpoint(run) && !run.branch_from.empty();
+  if (point.branch) take("run.branch_from", run.branch_from);
+  point.found = !point.info.path.empty();
+  if (point.found) point.span_steps = recorded_span_steps(point.info.state);
   return point;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/comm/comm.h"
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 #include "engine/store/checkpoint.h"
 
@@ -45,12 +46,12 @@ void check_state(const CheckpointInfo& info);
 
 // Whether what run.resume or run.branch_from names is there and can be read, as far as it will be used: a
 // run.dir with checkpoints of its own continues these. Makes and removes nothing. Throws MissingInputError,
-// BadDataError.
-void check_origin(const RunSpec& run);
+// BadDataError; as those of find_resume, with the place of the key.
+void check_origin(const RunSpec& run, const FieldPlaces& places);
 
 // By run.resume and run.branch_from; a checkpoint that either names counts until run.dir has one of its own,
 // so that the same command goes on after a stop. Throws NoCheckpointError, BadDataError, RecipeError.
-ResumePoint find_resume(const RunSpec& run);
+ResumePoint find_resume(const RunSpec& run, const FieldPlaces& places);
 // Rank 0's on every rank; the others read what it found.
 ResumePoint share_resume(Communicator& comm, const ResumePoint& found);
 

@@ -17,9 +17,9 @@ namespace fp4t::test {
 inline QueueCounts run_here(const std::string& folder, const std::string& recipe_text,
                             const std::vector<std::string>& overrides) {
   std::filesystem::current_path(folder);
-  const Recipe recipe = parse_recipe(recipe_text, "recipe.yaml", overrides).recipe;
+  const auto [recipe, text, places] = parse_recipe(recipe_text, "recipe.yaml", overrides);
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
-  const ResumePoint resume = find_resume(recipe.run);
+  const ResumePoint resume = find_resume(recipe.run, places);
   const Plan plan = make_plan(recipe, machine, resume.span_steps);
   Queue queue = Queue::on(machine);
   const auto comm = make_single();

@@ -64,14 +64,16 @@ TEST(StageState, what_a_recipe_goes_on_from_is_looked_for_and_nothing_is_made) {
   TempFolder dir;
   RunSpec run;
   run.dir = dir / "run";
-  EXPECT_EQ(error_of([&] { check_origin(run); }), "");
-  for (const auto& [key, member] : {std::pair{"run.resume: '", &RunSpec::resume},
-                                    std::pair{"run.branch_from: '", &RunSpec::branch_from}}) {
+  EXPECT_EQ(error_of([&] { check_origin(run, {}); }), "");
+  for (const auto& [key, member] :
+       {std::pair{"run.resume", &RunSpec::resume}, std::pair{"run.branch_from", &RunSpec::branch_from}}) {
     RunSpec other = run;
     other.*member = dir / "nowhere";
-    EXPECT_THROW(check_origin(other), MissingInputError);
-    EXPECT_NE(error_of([&] { check_origin(other); }).find(key), std::string::npos);
-    EXPECT_NE(error_of([&] { find_resume(other); }).find(key), std::string::npos);
+    const FieldPlaces places = {{key, {{"r.yaml", 3, 8}, {"r.yaml", 3, 15}}}};
+    const std::string begin = "r.yaml:3:15: " + std::string(key) + ": '" + (dir / "nowhere");
+    EXPECT_THROW(check_origin(other, places), MissingInputError);
+    EXPECT_EQ(error_of([&] { check_origin(other, places); }).find(begin), 0u);
+    EXPECT_EQ(error_of([&] { find_resume(other, places); }).find(begin), 0u);
   }
   run.resume = dir / "origin";
   EXPECT_FALSE(fs::exists(dir / "run/checkpoints/step_0_1_0"));
@@ -79,11 +81,20 @@ TEST(StageState, what_a_recipe_goes_on_from_is_looked_for_and_nothing_is_made) {
   Queue queue = Queue::cpu(1);
   CheckpointStore(dir / "origin").save(queue, origin.tensors(), origin.state(), 1);
   // A state that is none of a run's.
-  EXPECT_NE(error_of([&] { check_origin(run); }).find("its recipe"), std::string::npos);
+  const FieldPlaces places = {{"run.resume", {{"r.yaml", 3, 8}, {"r.yaml", 3, 15}}}};
+  const std::string wrong = error_of([&] { check_origin(run, places); });
+  EXPECT_NE(wrong.find("its recipe"), std::string::npos);
+  EXPECT_EQ(wrong.find("r.yaml:3:15: run.resume: "), 0u);
   // A folder with a course of its own continues that.
   CheckpointStore(run.dir).save(queue, origin.tensors(), origin.state(), 1);
   run.resume = dir / "nowhere";
-  EXPECT_EQ(error_of([&] { check_origin(run); }), "");
+  EXPECT_EQ(error_of([&] { check_origin(run, {}); }), "");
+  // A run that insists on a new folder would overlook it.
+  RunState whole;
+  whole.recipe_yaml = kRecipe;
+  CheckpointStore(run.dir).save(queue, origin.tensors(), whole, 1);
+  run.resume = "never";
+  EXPECT_EQ(error_of([&] { find_resume(run, places); }).find("r.yaml:3:15: run.resume: never, but "), 0u);
 }
 
 }  // namespace
