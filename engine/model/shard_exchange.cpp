@@ -8,11 +8,12 @@
 
 namespace fp4t {
 
-// The rounds in which ranks exchange a range of a row: of every member's piece in it, so many elements each.
+// The rounds in which ranks exchange a range of a segment: of every member's piece in it, so many elements
+// each.
 class ShardExchange::Rounds {
  public:
-  Rounds(const Plan& plan, const ShardRow& row, const Span& range)
-      : row_(row), range_(range), elements_(round_elements(plan, row)) {
+  Rounds(const Plan& plan, const ShardRow& row, size_t segment, const Span& range)
+      : row_(row), segment_(segment), range_(range), elements_(round_elements(plan, row)) {
     int64_t most = 0;
     for (int64_t m = 0; m < row.members(); ++m) most = std::max(most, piece(m).count());
     count_ = most == 0 ? 0 : ceil_div(most, elements_);
@@ -26,13 +27,14 @@ class ShardExchange::Rounds {
   }
 
   Span piece(int64_t member) const {
-    const Span p = row_.piece(member);
+    const Span p = row_.piece(segment_, member);
     const int64_t begin = std::clamp(p.begin, range_.begin, range_.end);
     return {begin, std::clamp(p.end, begin, range_.end)};
   }
 
  private:
   const ShardRow& row_;
+  size_t segment_;
   Span range_;
   int64_t elements_, count_ = 0;
 };
@@ -133,69 +135,80 @@ void ShardExchange::sum_gradients() {
 }
 
 void ShardExchange::sum(const Shared& shared, const Span& range, Into into) {
-  const int64_t ranks = shared.comm.size();
-  const Rounds rounds(plan_, shared.row, range);
-  for (int64_t round = 0; round < rounds.count(); ++round) {
-    send_gradients(shared, rounds, round);
-    const Span mine = rounds.part(shared.comm.rank(), round);
-    if (mine.count() == 0) continue;
-    const TensorView all = {there_.data, DType::kF32, {ranks, mine.count()}};
-    const TensorView sum = all.rows(0, 1);
-    for (int64_t r = 1; r < ranks; ++r) {
-      run(aside_.queue(), LinearCombination{1.0f, sum, 1.0f, all.rows(r, 1), sum});
+  shared.row.for_segments(range, [&](size_t segment, const Span& inside) {
+    const Rounds rounds(plan_, shared.row, segment, inside);
+    for (int64_t round = 0; round < rounds.count(); ++round) {
+      send_gradients(shared, rounds, round);
+      const Span mine = rounds.part(shared.comm.rank(), round);
+      int64_t at = 0;
+      shared.row.for_parts(mine, [&](size_t p, const Span& elements) {
+        sum_part(shared, params_[p], elements, mine.count(), at, into);
+        at += elements.count();
+      });
     }
-    if (into == Into::kGradients) {
-      put_sum(shared.row, mine, sum.reshape({mine.count()}));
-    } else {
-      add_to_owned(shared.row, mine, sum.reshape({mine.count()}));
-    }
-  }
+  });
 }
 
-// From where they are; what arrives for this rank's part of the round is `there_`, rank after rank.
+// From where they are; what arrives for this rank's part of the round is `there_`, rank after rank without
+// its own.
 void ShardExchange::send_gradients(const Shared& shared, const Rounds& rounds, int64_t round) {
+  const int own = shared.comm.rank();
   std::vector<Part> send, receive;
   for (int r = 0; r < shared.comm.size(); ++r) {
+    if (r == own) continue;
     shared.row.for_parts(rounds.part(r, round), [&](size_t p, const Span& elements) {
-      const TensorView part = elements_of(params_[p], params_[p].gradient, elements);
-      FP4T_CHECK(part.dtype == DType::kF32, "gradient of ", params_[p].info.name);
+      const TensorView part = gradient_of(params_[p], elements);
       send.push_back({r, part.data, part.bytes()});
     });
   }
   char* next = static_cast<char*>(there_.data);
-  const int own = shared.comm.rank();
   for (int r = 0; r < shared.comm.size(); ++r) {
-    for (const Part& p : send) {
-      if (p.rank != own) continue;
-      receive.push_back({r, next, p.bytes});
-      next += p.bytes;
-    }
+    if (r == own) continue;
+    shared.row.for_parts(rounds.part(own, round), [&](size_t p, const Span& elements) {
+      const int64_t bytes = gradient_of(params_[p], elements).bytes();
+      receive.push_back({r, next, bytes});
+      next += bytes;
+    });
   }
   shared.comm.exchange(send, receive);
 }
 
-void ShardExchange::put_sum(const ShardRow& row, const Span& range, const TensorView& sum) {
-  int64_t at = 0;
-  row.for_parts(range, [&](size_t p, const Span& elements) {
-    const TensorView to = elements_of(params_[p], params_[p].gradient, elements);
-    aside_.queue().copy(to.data, sum.rows(at, elements.count()).data, to.bytes());
-    at += elements.count();
-  });
+TensorView ShardExchange::gradient_of(const Param& param, const Span& elements) const {
+  const TensorView part = elements_of(param, param.gradient, elements);
+  FP4T_CHECK(part.dtype == DType::kF32, "gradient of ", param.info.name);
+  return part;
 }
 
-void ShardExchange::add_to_owned(const ShardRow& row, const Span& range, const TensorView& sum) {
-  int64_t at = 0;
-  row.for_parts(range, [&](size_t p, const Span& elements) {
-    const Param& param = params_[p];
-    const Span owned = plan_.shards.owned(param.info, comm_.rank());
-    const TensorView part = sum.rows(at, elements.count()), to = owned_gradient(param, owned, elements);
-    if (owned_begun_[static_cast<size_t>(param.info.layer)]) {
-      run(aside_.queue(), LinearCombination{1.0f, to, 1.0f, part, to});
-    } else {
-      aside_.queue().copy(to.data, part.data, part.bytes());
-    }
-    at += elements.count();
-  });
+// In rank order, the last term straight to where the sum belongs. Others' terms are `elements` from `at` on
+// of their `count` elements in `there_`; partial sums take the places of terms that have been added.
+void ShardExchange::sum_part(const Shared& shared, const Param& param, const Span& elements, int64_t count,
+                             int64_t at, Into into) {
+  const int own = shared.comm.rank(), ranks = shared.comm.size();
+  const TensorView mine = gradient_of(param, elements);
+  const auto term = [&](int r) {
+    if (r == own) return mine;
+    const int64_t place = (r < own ? r : r - 1) * count + at;
+    return TensorView{static_cast<float*>(there_.data) + place, DType::kF32, mine.shape};
+  };
+  TensorView to = mine;
+  bool adds = false;
+  if (into == Into::kOwned) {
+    to = owned_gradient(param, plan_.shards.owned(param.info, comm_.rank()), elements);
+    adds = owned_begun_[static_cast<size_t>(param.info.layer)];
+  }
+  TensorView sum = term(0);
+  for (int r = 1; r < ranks; ++r) {
+    const TensorView next = term(r);
+    const bool ends = r == ranks - 1 && !adds;
+    const TensorView out = ends ? to : sum.data == mine.data ? next : sum;
+    run(aside_.queue(), LinearCombination{1.0f, sum, 1.0f, next, out});
+    sum = out;
+  }
+  if (adds) {
+    run(aside_.queue(), LinearCombination{1.0f, to, 1.0f, sum, to});
+  } else if (sum.data != to.data) {  // one rank
+    aside_.queue().copy(to.data, sum.data, to.bytes());
+  }
 }
 
 // Weights --------------------------------------------------------------------------------------------
@@ -266,13 +279,15 @@ void ShardExchange::end_coming() {
 
 std::unique_ptr<PendingCall> ShardExchange::begin_gather(const Shared& shared, const Span& range,
                                                          Which which) {
-  const Rounds whole(plan_, shared.row, range);
   std::vector<Part> send, receive;
-  for (int r = 0; r < shared.comm.size(); ++r) {
-    if (r == shared.comm.rank()) continue;
-    list_weights(shared.row, whole.piece(shared.comm.rank()), which, r, send);
-    list_weights(shared.row, whole.piece(r), which, r, receive);
-  }
+  shared.row.for_segments(range, [&](size_t segment, const Span& inside) {
+    const Rounds whole(plan_, shared.row, segment, inside);
+    for (int r = 0; r < shared.comm.size(); ++r) {
+      if (r == shared.comm.rank()) continue;
+      list_weights(shared.row, whole.piece(shared.comm.rank()), which, r, send);
+      list_weights(shared.row, whole.piece(r), which, r, receive);
+    }
+  });
   return shared.comm.begin_exchange(send, receive);
 }
 

@@ -66,8 +66,9 @@ class ShardExchange {
   enum class Into : uint8_t { kGradients, kOwned };
   void sum(const Shared& shared, const Span& range, Into into);
   void send_gradients(const Shared& shared, const Rounds& rounds, int64_t round);
-  void put_sum(const ShardRow& row, const Span& range, const TensorView& sum);
-  void add_to_owned(const ShardRow& row, const Span& range, const TensorView& sum);
+  void sum_part(const Shared& shared, const Param& param, const Span& elements, int64_t count, int64_t at,
+                Into into);
+  TensorView gradient_of(const Param& param, const Span& elements) const;
 
   // Weights of a range that blocks share the memory of, or those that stay: from their owners to all.
   enum class Which : uint8_t { kStaying, kShared };
@@ -85,7 +86,7 @@ class ShardExchange {
   std::unique_ptr<Communicator> replicas_;  // where experts are spread
   // Of tensors, on a GPU; on the CPU they travel over the two above.
   std::unique_ptr<Communicator> tensors_, replica_tensors_;
-  TensorView there_;  // F32: a round's parts from all ranks
+  TensorView there_;  // F32: a round's parts from all other ranks
   // Weights of a block on their way.
   int64_t coming_layer_ = -1;
   std::vector<std::unique_ptr<PendingCall>> coming_;

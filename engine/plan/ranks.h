@@ -51,27 +51,36 @@ void for_norm_chunks(const ParamInfo& p, const Body& body) {
   }
 }
 
-// Parameters, or the parts of them that some ranks hold alike, one after another: a row of elements, of which
-// each of those ranks owns a consecutive piece.
+// Parameters, or the parts of them that some ranks hold alike, one after another: a row of elements. It is
+// cut into segments, each into a consecutive piece for every rank, so that what travels for one segment goes
+// from all of these ranks to all.
 class ShardRow {
  public:
-  enum class Cut : uint8_t { kChunks, kParameters };  // where pieces may end
+  // Where pieces may end. Between chunks, a segment is one block's parameters, or what lies before or after
+  // the blocks; between parameters, one segment is all.
+  enum class Cut : uint8_t { kChunks, kParameters };
 
   ShardRow(const std::vector<ParamInfo>& parameters, const std::vector<std::pair<size_t, Span>>& parts,
            int64_t members, Cut cut);
 
-  int64_t members() const { return static_cast<int64_t>(cuts_.size()) - 1; }
-  Span piece(int64_t member) const;
-  int64_t largest_piece() const;
+  int64_t members() const { return members_; }
+  size_t segments() const { return segments_.size(); }
+  Span segment(size_t segment) const { return {segments_[segment].begin(), segments_[segment].end()}; }
+  Span piece(size_t segment, int64_t member) const;
+  int64_t largest_piece() const { return largest_piece_; }
+  int64_t owned_elements(int64_t member) const;  // of all segments
   // Where parameters [first, end) stand in the row.
   Span range(size_t first, size_t end) const;
-  int64_t length() const { return cuts_.back(); }
+  int64_t length() const { return parts_.empty() ? 0 : parts_.back().end(); }
   // Of one of its parameters, elements of the logical tensor; empty where the row has no part of it.
   Span owned(size_t parameter, int64_t member) const;
 
   // Calls body(parameter's index, elements of the logical tensor) for what a range of the row consists of.
   template <class Body>
   void for_parts(const Span& range, const Body& body) const;
+  // Calls body(segment, what of it lies in the range) for every segment that has something there.
+  template <class Body>
+  void for_segments(const Span& range, const Body& body) const;
 
  private:
   struct Part {
@@ -80,8 +89,20 @@ class ShardRow {
     int64_t at;  // in the row
     int64_t end() const { return at + elements.count(); }
   };
+  struct Segment {
+    std::vector<int64_t> cuts;  // [members + 1]
+    // The first piece is this member's, the next the next's: where there are fewer chunks than members, other
+    // members go without in every segment.
+    int64_t first = 0;
+    int64_t begin() const { return cuts.front(); }
+    int64_t end() const { return cuts.back(); }
+  };
+  void add_segment(const std::vector<int64_t>& places);
+
+  int64_t members_;
   std::vector<Part> parts_;
-  std::vector<int64_t> cuts_;  // [members + 1]
+  std::vector<Segment> segments_;
+  int64_t largest_piece_ = 0;
 };
 
 // Which elements of every parameter a rank holds (experts: those of its place in the expert group), and which
@@ -124,6 +145,14 @@ void ShardRow::for_parts(const Span& range, const Body& body) const {
     const int64_t begin = std::max(range.begin, p->at), end = std::min(range.end, p->end());
     const int64_t shift = p->elements.begin - p->at;
     if (begin < end) body(p->parameter, Span{begin + shift, end + shift});
+  }
+}
+
+template <class Body>
+void ShardRow::for_segments(const Span& range, const Body& body) const {
+  for (size_t s = 0; s < segments(); ++s) {
+    const Span inside = {std::max(range.begin, segment(s).begin), std::min(range.end, segment(s).end)};
+    if (inside.count() > 0) body(s, inside);
   }
 }
 

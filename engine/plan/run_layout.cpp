@@ -9,13 +9,14 @@ namespace fp4t {
 
 int64_t round_elements(const Plan& plan, const ShardRow& row) {
   // Links between GPUs reach their rate with messages of tens of megabytes.
-  const int64_t all_members = int64_t{plan.machine.backend == Backend::kCuda ? 64 : 16} << 20;
-  return std::min(row.largest_piece(), std::max(kNormChunk, all_members / row.members()));
+  const int64_t all_others = int64_t{plan.machine.backend == Backend::kCuda ? 64 : 16} << 20;
+  return std::min(row.largest_piece(),
+                  std::max(kNormChunk, all_others / std::max<int64_t>(row.members() - 1, 1)));
 }
 
 int64_t exchange_elements(const Plan& plan) {
   if (!plan.shards.is_sharded()) return 0;
-  const auto of = [&](const ShardRow& row) { return row.members() * round_elements(plan, row); };
+  const auto of = [&](const ShardRow& row) { return (row.members() - 1) * round_elements(plan, row); };
   const int64_t everywhere = of(plan.shards.everywhere());
   return plan.shards.spreads_experts() ? std::max(everywhere, of(plan.shards.experts(0))) : everywhere;
 }

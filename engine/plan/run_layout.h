@@ -95,9 +95,9 @@ SharedBlocks take_shared_blocks(const Plan& plan, const SharedPlaces& places, Ta
 
 // Elements of each piece of a row that one round of engine/model/shard_exchange.h sums.
 int64_t round_elements(const Plan& plan, const ShardRow& row);
-// Of all pieces together, in the largest round.
+// Of all other ranks' pieces together, in the largest round.
 int64_t exchange_elements(const Plan& plan);
-// What the others have for this rank's piece, and its own.
+// What the others have for this rank's piece.
 template <class Take>
 TensorView take_exchange(const Plan& plan, Take&& take) {
   return take("rank exchange", DType::kF32, {exchange_elements(plan)});

@@ -52,15 +52,19 @@ std::vector<Span> ranges_of(const Plan& plan, const ShardRow& row, int64_t layer
   return {row.range(0, begin_index), row.range(end_index, list.size())};
 }
 
-// Rounds of the largest piece in the range.
+// Of every segment in the range, those of its largest piece.
 int64_t rounds_of(const Plan& plan, const ShardRow& row, const Span& range) {
-  int64_t most = 0;
-  for (int64_t m = 0; m < row.members(); ++m) {
-    const Span piece = row.piece(m);
-    const int64_t begin = std::clamp(piece.begin, range.begin, range.end);
-    most = std::max(most, std::clamp(piece.end, begin, range.end) - begin);
-  }
-  return most == 0 ? 0 : ceil_div(most, round_elements(plan, row));
+  int64_t rounds = 0;
+  row.for_segments(range, [&](size_t segment, const Span& inside) {
+    int64_t most = 0;
+    for (int64_t m = 0; m < row.members(); ++m) {
+      const Span piece = row.piece(segment, m);
+      const int64_t begin = std::clamp(piece.begin, inside.begin, inside.end);
+      most = std::max(most, std::clamp(piece.end, begin, inside.end) - begin);
+    }
+    rounds += ceil_div(most, round_elements(plan, row));
+  });
+  return rounds;
 }
 
 // Every rank sends every owner its F32 share, so many times.

@@ -35,7 +35,11 @@ Queue Queue::on(const Machine& machine) {
 
 Queue Queue::beside() const {
   FP4T_CHECK(backend_ == Backend::kCuda, "a queue beside another on the CPU");
-  return cuda(cuda::device_of(stream_));
+  Queue q;
+  q.backend_ = Backend::kCuda;
+  q.stream_ = cuda::create_stream_beside(stream_);
+  q.threads_ = std::make_unique<ThreadPool>(1);
+  return q;
 }
 
 Queue::Queue(Queue&& other) noexcept

@@ -106,7 +106,8 @@ class Queue {
   static Queue cuda(int device, int num_threads = 1);
   // Where a plan for this machine runs.
   static Queue on(const Machine& machine);
-  // Another queue on the same GPU: what is enqueued on it runs beside the work of this one, but for marks.
+  // Another queue on the same GPU: what is enqueued on it runs beside the work of this one, but for marks,
+  // and goes first where there is room for one of them. This one's long kernels make room sooner from now on.
   Queue beside() const;
 
   Queue(Queue&&) noexcept;
@@ -172,6 +173,7 @@ void parallel_for(Queue& queue, int64_t n, int64_t chunk, const Body& body) {
 // Bodies of the GPU side of this class, linked from kernels/cuda or kernels/no_cuda.
 namespace cuda {
 void* create_stream(int device);
+void* create_stream_beside(void* stream);
 void destroy_stream(void* stream) noexcept;
 void* allocate(int64_t bytes);
 void release(void* p) noexcept;

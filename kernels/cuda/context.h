@@ -66,6 +66,7 @@ struct Context {
   int device = 0;
   cudaStream_t stream = nullptr;
   int sm_count = 0;
+  bool shares_device = false;          // another queue works beside this one: its blocks wait for room
   int64_t shared_bytes_per_block = 0;  // opt-in limit of dynamic shared memory
   // In mapped host memory: the same pointer is good on both sides.
   Fault* fault = nullptr;

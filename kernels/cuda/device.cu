@@ -103,11 +103,12 @@ void* Workspace::bytes(int64_t count) {
   return block.data;
 }
 
-void* create_stream(int device) {
+namespace {
+void* create_context(int device, int priority) {
   FP4T_CUDA(cudaSetDevice(device));
   auto c = std::make_unique<Context>();
   c->device = device;
-  FP4T_CUDA(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+  FP4T_CUDA(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, priority));
   FP4T_CUDA(cudaDeviceGetAttribute(&c->sm_count, cudaDevAttrMultiProcessorCount, device));
   int shared = 0;
   FP4T_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
@@ -117,6 +118,18 @@ void* create_stream(int device) {
   std::memset(fault, 0, sizeof(Fault));
   c->fault = static_cast<Fault*>(fault);
   return c.release();
+}
+}  // namespace
+
+void* create_stream(int device) { return create_context(device, 0); }
+
+void* create_stream_beside(void* stream) {
+  Context& main = context(stream);
+  int least = 0, greatest = 0;
+  FP4T_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  void* const made = create_context(main.device, greatest);
+  main.shares_device = true;
+  return made;
 }
 
 void destroy_stream(void* stream) noexcept {

@@ -102,6 +102,18 @@ int tile_width(const GemmProblem& p, int sm_count) {
   return best;
 }
 
+// A block on every multiprocessor, until the tiles are done. Where ranks exchange something meanwhile, blocks
+// of the library that does it hold some multiprocessors: ours would wait for these and then begin a second
+// pass over all of their tiles, and the library's wait until ours end. So blocks are shorter there, of at
+// least kFewest tiles; starting one takes about as long as a tenth of a tile.
+sm90::Shares shares_of(int64_t tiles, const Context& context) {
+  constexpr int64_t kShares = 4, kFewest = 4;
+  const int64_t width = std::min<int64_t>(tiles, context.sm_count);
+  const int64_t passes = ceil_div(tiles, width);
+  const int64_t shares = context.shares_device ? std::clamp<int64_t>(passes / kFewest, 1, kShares) : 1;
+  return {static_cast<int>(width), ceil_div(passes, shares) * width};
+}
+
 }  // namespace
 
 bool wgmma_takes(const Queue& queue, const GemmProblem& p) {
@@ -150,7 +162,9 @@ void launch_wgmma(Queue& queue, const GemmProblem& p) {
   // Of kGroupedM no more tiles than every group's rows rounded up.
   const int64_t row_tiles = ceil_div(p.m, kTileM) + (p.mode == GemmMode::kGroupedM ? p.groups : 0);
   const int64_t tiles = row_tiles * ceil_div(p.n, tile_n) * out_matrices;
-  const sm90::Grid grid{tile_n, static_cast<int>(std::min<int64_t>(tiles, context.sm_count)), context.stream};
+  launch.shares = shares_of(tiles, context);
+  const sm90::Grid grid{tile_n, static_cast<int>(launch.shares.width * ceil_div(tiles, launch.shares.tiles)),
+                        context.stream};
   if (p.a.mn_major) return sm90::launch_mn_mn(maps, launch, grid);
   if (p.b.mn_major) return sm90::launch_k_mn(maps, launch, grid);
   if (cut_depth) return sm90::launch_k_k_cut(maps, launch, grid);

@@ -29,6 +29,14 @@ constexpr int shared_bytes(int tile_n) {
   return 2048 + kStagingBytes + stages_of(tile_n) * stage_bytes(tile_n);
 }
 
+// How blocks share out the tiles: blocks of `width` in a row have `tiles` tiles together, the next as many
+// more. One such share is all, unless others need the multiprocessors too: of several shares, the later ones'
+// blocks begin wherever one of the earlier has ended.
+struct Shares {
+  int width;
+  int64_t tiles;  // a multiple of the width
+};
+
 struct Launch {
   GemmMode mode;
   bool out_bf16, accumulate;
@@ -39,6 +47,7 @@ struct Launch {
   void* out;
   int64_t ld_out;
   GemmScales scales;
+  Shares shares;
 };
 
 // One output tile and the depth that it sums over.
@@ -49,17 +58,19 @@ struct Tile {
   int depth, depth_end;
 };
 
-// The tiles of block b are b, b + grid, ...; every role walks them by itself.
+// The tiles of a share's block b are b, b + width, ...; every role walks them by itself.
 class Tiles {
  public:
-  __device__ Tiles(const Launch& p, int tile_n) : p_(p), tile_n_(tile_n), index_(blockIdx.x) {
+  __device__ Tiles(const Launch& p, int tile_n) : p_(p), tile_n_(tile_n) {
+    index_ = share() * p.shares.tiles + blockIdx.x % p.shares.width;
     n_tiles_ = (p.n + tile_n - 1) / tile_n;
     if (p.mode == GemmMode::kGroupedM) begin_ = end_ = p.offsets[0];
   }
 
   __device__ bool next(Tile& tile) {
     const int64_t index = index_;
-    index_ += gridDim.x;
+    if (index >= (share() + 1) * p_.shares.tiles) return false;
+    index_ += p_.shares.width;
     if (p_.mode == GemmMode::kGroupedM) return next_of_rows(index, tile);
     const int m_tiles = (p_.m + kTileM - 1) / kTileM;
     const int64_t per_group = static_cast<int64_t>(m_tiles) * n_tiles_;
@@ -75,6 +86,8 @@ class Tiles {
   }
 
  private:
+  __device__ int64_t share() const { return blockIdx.x / p_.shares.width; }
+
   __device__ bool next_of_rows(int64_t index, Tile& tile) {
     int m_tiles = (end_ - begin_ + kTileM - 1) / kTileM;
     while (index >= first_ + static_cast<int64_t>(m_tiles) * n_tiles_) {

@@ -16,6 +16,7 @@ namespace {
 #undef FP4T_OP
 
 void* create_stream(int) { absent("run.device: cuda"); }
+void* create_stream_beside(void*) { absent("run.device: cuda"); }
 void destroy_stream(void*) noexcept {}
 void* allocate(int64_t) { absent("device memory"); }
 void release(void*) noexcept {}

@@ -173,6 +173,36 @@ TEST(GpuGemm, a_row_has_the_same_bits_whatever_rows_are_around_it) {
   }
 }
 
+// Beside another queue blocks take their tiles in several shares.
+TEST(GpuGemm, products_have_the_same_bits_beside_another_queue) {
+  const int64_t rows = 9000, n = 8208, k = 72, groups = 5;
+  const std::vector<int32_t> offsets = {0, 1700, 1700, 1703, 8000, 8990};
+  std::vector<HostTensor> alone;
+  for (const bool beside : {false, true}) {
+    Mirror m(3);
+    if (beside) m.share_device();
+    const Operand a = plain(m, kBf16, rows, k, false), b = plain(m, kBf16, n, k, false);
+    const TensorView dense = m.fresh(kBf16, {rows, n});
+    m.run_on_gpu(Gemm{a, b, dense, false});
+    Operand stack = plain(m, kBf16, groups * n, k, false);
+    stack.values = stack.values.reshape({groups, n, k});
+    const TensorView at = m.i32(offsets), grouped = m.zeros(kF32, {rows, n});
+    m.run_on_gpu(GroupedGemm{a, stack, at, grouped});
+    const Operand x = plain(m, kBf16, 2080, rows, true), y = plain(m, kBf16, n, rows, true);
+    const TensorView gradients = m.fresh(kF32, {groups, 2080, n});
+    m.run_on_gpu(GroupedGemmK{x, y, at, gradients, false});
+    size_t i = 0;
+    for (const TensorView& out : {dense, grouped, gradients}) {
+      if (beside) {
+        EXPECT_TRUE(matches_bitwise(alone[i++].view(), out));
+        continue;
+      }
+      alone.emplace_back(out.dtype, out.shape);
+      std::memcpy(alone.back().view().data, out.data, static_cast<size_t>(out.bytes()));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fp4t::test
 

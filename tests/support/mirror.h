@@ -10,6 +10,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -139,6 +140,8 @@ class Mirror {
 
   Queue& cpu() { return cpu_; }
   Queue& gpu() { return gpu_; }
+  // From now on the GPU's queue has another beside it.
+  void share_device() { beside_.emplace(gpu_.beside()); }
 
   // The same op over the device's copies: every view of one of the mirror's tensors is exchanged. Views are
   // recognised as a whole, since the bytes after a view's type are padding and may hold an old pointer.
@@ -211,6 +214,7 @@ class Mirror {
 
   uint64_t seed_;
   Queue cpu_, gpu_;
+  std::optional<Queue> beside_;
   std::list<Pair> pairs_;
   std::map<const void*, Exactness> own_;
   std::map<const void*, bool> ignored_;

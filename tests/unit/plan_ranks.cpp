@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 namespace fp4t {
 namespace {
@@ -53,7 +54,9 @@ std::vector<ParamInfo> random_parameters(std::mt19937_64& engine, int64_t expert
   for (uint64_t i = 1 + engine() % 9; i > 0; --i)
     sizes.push_back(1 + static_cast<int64_t>(engine() % 250000));
   auto parameters = parameters_of(sizes);
+  const uint64_t in_block = 1 + engine() % 4;
   for (ParamInfo& p : parameters) {
+    p.layer = static_cast<int64_t>(p.tensor_id / in_block);
     if (engine() % 2 == 0) continue;
     p.role = ParamRole::kExpertWeight;
     p.placement = Placement::kSplitByExpert;
@@ -121,24 +124,55 @@ TEST(PlanRanks, pieces_of_a_row_are_what_their_member_owns_and_as_even_as_chunks
     const auto parameters = random_parameters(engine, 4);
     const ShardTable table(parameters, axes, ShardTable::Cut::kChunks);
     const auto check = [&](const ShardRow& row, int64_t first_rank, int64_t stride) {
-      int64_t total = 0;
-      for (int64_t m = 0; m < row.members(); ++m) {
-        ASSERT_EQ(row.piece(m).begin, total);
-        total = row.piece(m).end;
-        int64_t parts = 0;
-        row.for_parts(row.piece(m), [&](size_t p, const Span& s) {
-          EXPECT_EQ(s, table.owned(parameters[p], first_rank + m * stride));
-          parts += s.count();
-        });
-        ASSERT_EQ(parts, row.piece(m).count());
+      int64_t next = 0;
+      std::vector<int64_t> owned(static_cast<size_t>(row.members()));
+      for (size_t segment = 0; segment < row.segments(); ++segment) {
+        const Span whole = row.segment(segment);
+        ASSERT_EQ(whole.begin, next);
+        next = whole.end;
+        int64_t total = 0;
+        std::set<int64_t> layers;
+        for (int64_t m = 0; m < row.members(); ++m) {
+          const Span piece = row.piece(segment, m);
+          ASSERT_LE(piece.count(), largest_part(whole.count(), row.members()) + kNormChunk);
+          ASSERT_LE(piece.count(), row.largest_piece());
+          int64_t parts = 0;
+          row.for_parts(piece, [&](size_t p, const Span& s) {
+            EXPECT_EQ(s, table.owned(parameters[p], first_rank + m * stride));
+            layers.insert(parameters[p].layer);
+            parts += s.count();
+          });
+          ASSERT_EQ(parts, piece.count());
+          total += parts;
+          owned[static_cast<size_t>(m)] += parts;
+        }
+        ASSERT_EQ(total, whole.count());
+        ASSERT_EQ(layers.size(), 1u);
       }
+      ASSERT_EQ(next, row.length());
       for (int64_t m = 0; m < row.members(); ++m) {
-        ASSERT_LE(row.piece(m).count(), largest_part(total, row.members()) + kNormChunk);
+        ASSERT_EQ(row.owned_elements(m), owned[static_cast<size_t>(m)]);
       }
     };
     check(table.everywhere(), 0, 1);
     for (int64_t x = 0; x < axes.expert; ++x) check(table.experts(x), x, axes.expert);
   }
+}
+
+// What a block's ranks send each other goes both ways, and blocks smaller than the ranks are many do not all
+// lie with the first.
+TEST(PlanRanks, every_block_is_cut_over_all_ranks_in_turn) {
+  std::vector<int64_t> sizes(8, 4 * kNormChunk);
+  auto parameters = parameters_of(sizes);
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].layer = static_cast<int64_t>(i);
+  const ShardTable two(parameters, {.data = 2}, ShardTable::Cut::kChunks);
+  for (const ParamInfo& p : parameters) {
+    EXPECT_EQ(two.owned(p, 0).count(), 2 * kNormChunk);
+    EXPECT_EQ(two.owned(p, 1).count(), 2 * kNormChunk);
+  }
+  const ShardTable many(parameters, {.data = 32}, ShardTable::Cut::kChunks);
+  for (int64_t r = 0; r < 32; ++r) EXPECT_EQ(many.everywhere().owned_elements(r), kNormChunk) << r;
+  EXPECT_EQ(many.largest_owned(), kNormChunk);
 }
 
 TEST(PlanRanks, a_table_by_default_is_one_rank_that_owns_all) {
