@@ -268,14 +268,6 @@ void launch(Queue& queue, const char* op, const PackedAttention& args, const Att
 }  // namespace
 }  // namespace sm90
 
-bool on_sm90(const Queue& queue) {
-  const int device = context_of(queue).device;
-  int major = 0, minor = 0;
-  FP4T_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  FP4T_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return major == 9 && minor == 0;
-}
-
 void attention_sm90(Queue& queue, const char* op, const PackedAttention& args, const AttentionTiles& tiles) {
   if (args.shape.head_dim <= 64) {
     sm90::launch<64>(queue, op, args, tiles);

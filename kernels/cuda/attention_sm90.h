@@ -19,7 +19,6 @@ struct PackedAttention {
 
 inline constexpr int kPackedRows = 128;  // of a tile
 
-bool on_sm90(const Queue& queue);
 void attention_sm90(Queue& queue, const char* op, const PackedAttention& args, const AttentionTiles& tiles);
 
 }  // namespace fp4t::cuda

@@ -18,6 +18,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attention_sizes.h"
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/formats/bf16.h"
 
@@ -39,12 +40,6 @@ __device__ __forceinline__ int thread_now() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
 }
 
 __device__ __forceinline__ float exp2_approx(float x) {

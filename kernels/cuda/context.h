@@ -65,6 +65,7 @@ struct GemmProblem;
 struct Context {
   int device = 0;
   cudaStream_t stream = nullptr;
+  int arch = 0;  // compute capability x 10
   int sm_count = 0;
   bool shares_device = false;          // another queue works beside this one: its blocks wait for room
   int64_t shared_bytes_per_block = 0;  // opt-in limit of dynamic shared memory
@@ -101,6 +102,8 @@ struct Context {
 
 Context& context_of(const Queue& queue);
 inline cudaStream_t stream_of(const Queue& queue) { return context_of(queue).stream; }
+// Whether kernels for Hopper's tensor cores run here.
+inline bool on_sm90(const Queue& queue) { return context_of(queue).arch == 90; }
 
 // Scratch of one op, given back at its end; what the op enqueued may still use it, since whatever takes it
 // next is enqueued later. Blocks are 256-byte aligned.

@@ -109,6 +109,10 @@ void* create_context(int device, int priority) {
   auto c = std::make_unique<Context>();
   c->device = device;
   FP4T_CUDA(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, priority));
+  int major = 0, minor = 0;
+  FP4T_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  FP4T_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  c->arch = 10 * major + minor;
   FP4T_CUDA(cudaDeviceGetAttribute(&c->sm_count, cudaDevAttrMultiProcessorCount, device));
   int shared = 0;
   FP4T_CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));

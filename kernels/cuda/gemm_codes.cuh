@@ -6,17 +6,11 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/formats/e4m3.h"
 #include "kernels/formats/e8m0.h"
 
 namespace fp4t::cuda {
-
-// a b on pairs of BF16, rounded by itself.
-__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
 
 // One half of a pair, twice.
 __device__ __forceinline__ uint32_t twice_low(uint32_t pair) {
@@ -27,13 +21,6 @@ __device__ __forceinline__ uint32_t twice_low(uint32_t pair) {
 __device__ __forceinline__ uint32_t twice_high(uint32_t pair) {
   uint32_t d;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }" : "=r"(d) : "r"(pair));
-  return d;
-}
-
-// The BF16 nearest to x and y, x in the low half.
-__device__ __forceinline__ uint32_t pack_bf16(float x, float y) {
-  uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(y), "f"(x));
   return d;
 }
 

@@ -1,30 +1,17 @@
 // The host's side of the Hopper core: what it takes, tensor maps, tiles.
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 
 #include "kernels/base/check.h"
 #include "kernels/base/numeric.h"
 #include "kernels/cuda/gemm_wgmma_kernel.cuh"
+#include "kernels/cuda/load.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace fp4t::cuda {
 
 namespace {
 
 using sm90::Launch, sm90::kTileK, sm90::kTileM;
-
-// The driver's function through the runtime: nothing links the driver's library.
-PFN_cuTensorMapEncodeTiled_v12000 encode_tiled() {
-  static const auto function = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    FP4T_CUDA(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
-    FP4T_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no tensor maps");
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
-  }();
-  return function;
-}
 
 struct MapShape {
   int64_t inner, outer, matrices;
@@ -33,20 +20,10 @@ struct MapShape {
 };
 
 CUtensorMap map_of(const void* data, DType dtype, const MapShape& s) {
-  CUtensorMap map;
-  const auto bytes = [&](int64_t elements) { return static_cast<cuuint64_t>(elements * dtype_bytes(dtype)); };
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(s.inner), static_cast<cuuint64_t>(s.outer),
-                              static_cast<cuuint64_t>(s.matrices)};
-  const cuuint64_t strides[2] = {bytes(s.ld), bytes(s.matrices > 1 ? s.matrix_stride : s.ld)};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(s.box_inner), static_cast<cuuint32_t>(s.box_outer), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult status = encode_tiled()(
-      &map, dtype == DType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3,
-      const_cast<void*>(data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  FP4T_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", static_cast<int>(status), " for ",
-             s.inner, " x ", s.outer, " x ", s.matrices, ", rows of ", s.ld);
-  return map;
+  return tensor_map(data, dtype,
+                    {{s.inner, s.outer, s.matrices},
+                     {s.ld, s.matrices > 1 ? s.matrix_stride : s.ld},
+                     {s.box_inner, s.box_outer, 1}});
 }
 
 CUtensorMap side_map(const GemmSide& s, int64_t outer, int64_t depth, int64_t matrices, int tile_outer) {
@@ -54,8 +31,6 @@ CUtensorMap side_map(const GemmSide& s, int64_t outer, int64_t depth, int64_t ma
     return map_of(s.data, DType::kBf16, {outer, depth, matrices, s.ld, s.group_stride, 64, kTileK});
   return map_of(s.data, DType::kBf16, {depth, outer, matrices, s.ld, s.group_stride, kTileK, tile_outer});
 }
-
-bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Whole rows of out may leave through a tensor map.
 bool out_by_copy(const GemmProblem& p) {
@@ -66,19 +41,6 @@ bool out_by_copy(const GemmProblem& p) {
 bool side_fits(const GemmSide& s, int64_t outer, int64_t depth) {
   return aligned16(s.data) && s.ld % 8 == 0 && s.group_stride % 8 == 0 && outer <= INT32_MAX &&
          depth <= INT32_MAX && s.ld < int64_t{1} << 38;
-}
-
-bool is_sm90(int device) {
-  thread_local int known = -1;
-  thread_local bool answer = false;
-  if (known != device) {
-    int major = 0, minor = 0;
-    FP4T_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    FP4T_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    known = device;
-    answer = major == 9 && minor == 0;
-  }
-  return answer;
 }
 
 // Width of the tiles: whole waves of the machine at the width's cost a tile. Bits do not depend on it.
@@ -117,7 +79,7 @@ sm90::Shares shares_of(int64_t tiles, const Context& context) {
 }  // namespace
 
 bool wgmma_takes(const Queue& queue, const GemmProblem& p) {
-  if (!is_sm90(context_of(queue).device)) return false;
+  if (!on_sm90(queue)) return false;
   if (p.k <= 0 || p.n <= 0 || p.n > INT32_MAX || p.groups > INT32_MAX) return false;
   if (!side_fits(p.a, p.m, p.k) || !side_fits(p.b, p.n, p.k)) return false;
   if (p.a.mn_major && !p.b.mn_major) return false;

@@ -4,8 +4,9 @@
 // order, whatever the tile's shape and place, so that a row's bits depend on (N, K) alone.
 #pragma once
 
-#include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/gemm_epilogue.cuh"
 #include "kernels/cuda/gemm_wgmma_ptx.cuh"
@@ -263,11 +264,6 @@ __device__ void copy_chunk(const Launch& p, uint32_t chunk, T* out, int rows, in
     }
   }
   __syncwarp();
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
 }
 
 // An accumulator on its way out.

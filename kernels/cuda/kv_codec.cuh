@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/load.cuh"
 #include "kernels/formats/mxfp8.h"
@@ -125,9 +126,7 @@ __device__ __forceinline__ T decode_kv(uint32_t code, float scale) {
 __device__ __forceinline__ uint32_t decode_pair(uint32_t codes, uint32_t factor) {
   const uint32_t wide = __byte_perm(codes, 0, 0x4140);
   const uint32_t bits = (wide & 0x007F007Fu) << 4 | (wide & 0x00800080u) << 8;
-  uint32_t out;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(bits), "r"(factor));
-  return out;
+  return mul_bf16x2(bits, factor);
 }
 
 // Sixteen codes of one block of 32, as decode_kv gives them.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/tensor.h"
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/formats/bf16.h"
 
 namespace fp4t::cuda {
@@ -56,16 +57,10 @@ __device__ __forceinline__ void store_vector(const float (&in)[kVector], float* 
   reinterpret_cast<float4*>(p)[1] = make_float4(in[4], in[5], in[6], in[7]);
 }
 
-// Two BF16 in one instruction, nearest even. A NaN becomes the device's own, which arithmetic makes too: for
-// values that arithmetic made, not for copies.
-__device__ __forceinline__ uint32_t pack_computed(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
+// Of values that arithmetic made (pack_bf16).
 __device__ __forceinline__ void store_computed(const float (&in)[kVector], Bf16* p) {
-  *reinterpret_cast<uint4*>(p) = make_uint4(pack_computed(in[0], in[1]), pack_computed(in[2], in[3]),
-                                            pack_computed(in[4], in[5]), pack_computed(in[6], in[7]));
+  *reinterpret_cast<uint4*>(p) = make_uint4(pack_bf16(in[0], in[1]), pack_bf16(in[2], in[3]),
+                                            pack_bf16(in[4], in[5]), pack_bf16(in[6], in[7]));
 }
 __device__ __forceinline__ void store_computed(const float (&in)[kVector], float* p) { store_vector(in, p); }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/loss_top_p.cuh"
 #include "kernels/ops/run.h"
@@ -83,10 +84,7 @@ __device__ __forceinline__ void store_quad(const float* in, float* p) {
   *reinterpret_cast<float4*>(p) = make_float4(in[0], in[1], in[2], in[3]);
 }
 __device__ __forceinline__ void store_quad(const float* in, Bf16* p) {
-  uint2 packed;  // f32_to_bf16() but for the payload of NaN
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.x) : "f"(in[1]), "f"(in[0]));
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.y) : "f"(in[3]), "f"(in[2]));
-  *reinterpret_cast<uint2*>(p) = packed;
+  *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(in[0], in[1]), pack_bf16(in[2], in[3]));
 }
 
 // Stores what for_quads() gave, at its places.

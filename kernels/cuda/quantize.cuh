@@ -258,6 +258,21 @@ __device__ inline void place_of_thread(bool square, int& row, int& block) {
   block = square ? lane / 16 + 2 * (warp % 4) : lane % 8;
 }
 
+// Rotation of 16 values in one thread, without its factor of a quarter; or its first stages.
+template <int kEnd = kQuantBlock>
+__device__ __forceinline__ void rotate_16(float (&v)[kQuantBlock]) {
+#pragma unroll
+  for (int h = 1; h < kEnd; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kQuantBlock; ++i) {
+      if (i & h) continue;
+      const float a = v[i], b = v[i + h];
+      v[i] = a + b;
+      v[i + h] = a - b;
+    }
+  }
+}
+
 // Signs and butterflies of rotations of d elements, 16 of them in each of d / 16 neighbouring lanes, in
 // the order of kernels/formats/hadamard.h; the factor 1 / sqrt(d) is left to the caller. All lanes of the
 // warp call it.
@@ -271,16 +286,7 @@ __device__ inline void rotate_lanes(const HadamardSigns& signs, int d, int block
   const uint32_t mine = in_group % 2 ? pair >> 16 : pair;
 #pragma unroll
   for (int i = 0; i < kQuantBlock; ++i) v[i] = float_of(bits_of(v[i]) ^ (mine >> i << 31));
-#pragma unroll
-  for (int h = 1; h < kQuantBlock; h *= 2) {
-#pragma unroll
-    for (int i = 0; i < kQuantBlock; ++i) {
-      if (i & h) continue;
-      const float a = v[i], b = v[i + h];
-      v[i] = a + b;
-      v[i + h] = a - b;
-    }
-  }
+  rotate_16(v);
   for (int lanes = 1; lanes * kQuantBlock < d; lanes *= 2) {
     const bool upper = (in_group & lanes) != 0;
 #pragma unroll

@@ -84,9 +84,7 @@ __device__ inline void rotate_block(const QuantJob& job, int block, BlockValues&
 #pragma unroll
   for (int i = 0; i < kQuantBlock; ++i) b.v[i] *= scale;
   if (job.spec.hadamard_out == HadamardOut::kFp32) return;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) b.word[i] = round_pair(b.v[2 * i], b.v[2 * i + 1]);
-  widen(b.word, b.v);
+  pack_pairs(b);
 }
 
 template <bool kColumn, Coder kCoder>

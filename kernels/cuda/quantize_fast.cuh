@@ -11,6 +11,7 @@
 // nothing comes near the ends of FP32's range, which is what is_ordinary sees to.
 #pragma once
 
+#include "kernels/cuda/bf16_pair.cuh"
 #include "kernels/cuda/quantize.cuh"
 #include "kernels/formats/nvfp4.h"
 
@@ -68,18 +69,18 @@ __device__ __forceinline__ uint32_t truncate_pair(float low, float high) {
   return out;
 }
 
-// Two floats to BF16, nearest even.
-__device__ __forceinline__ uint32_t round_pair(float low, float high) {
-  uint32_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
 // e4m3_nearest of what is not negative.
 __device__ __forceinline__ uint32_t e4m3_byte(float x) {
   uint16_t out;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(0.0f), "f"(x));
   return out;
+}
+
+// Values as BF16 pairs, and as what those stand for.
+__device__ __forceinline__ void pack_pairs(BlockValues& b) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) b.word[i] = pack_bf16(b.v[2 * i], b.v[2 * i + 1]);
+  widen(b.word, b.v);
 }
 
 // Bits 3 of eight codes from the signs of eight values, the even ones in the low nibbles.

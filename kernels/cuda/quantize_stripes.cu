@@ -49,28 +49,6 @@ __device__ __forceinline__ void request_tile(const QuantJob& job, const QuantTil
 
 __device__ __forceinline__ void await_tile() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Rotation of 16 values in one thread, without its factor of a quarter; or its first stages.
-template <int kEnd = kQuantBlock>
-__device__ __forceinline__ void rotate_16(float (&v)[kQuantBlock]) {
-#pragma unroll
-  for (int h = 1; h < kEnd; h *= 2) {
-#pragma unroll
-    for (int i = 0; i < kQuantBlock; ++i) {
-      if (i & h) continue;
-      const float a = v[i], b = v[i + h];
-      v[i] = a + b;
-      v[i + h] = a - b;
-    }
-  }
-}
-
-// Values as BF16 pairs, and as what those stand for.
-__device__ __forceinline__ void pack_pairs(BlockValues& b) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) b.word[i] = round_pair(b.v[2 * i], b.v[2 * i + 1]);
-  widen(b.word, b.v);
-}
-
 // A column of the tile from its first row: element i, and its value with the sign that the rotation gives it.
 __device__ __forceinline__ uint32_t element_of(const uint8_t* column, int i) {
   return *reinterpret_cast<const uint16_t*>(column + i * kPitch);

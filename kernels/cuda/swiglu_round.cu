@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kRoundThreads)
 #pragma unroll
       for (int k = 0; k < kVector; ++k) gate[k] = swiglu(gate[k], up[k], limit);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) word[4 * h + i] = pack_computed(gate[2 * i], gate[2 * i + 1]);
+      for (int i = 0; i < 4; ++i) word[4 * h + i] = pack_bf16(gate[2 * i], gate[2 * i + 1]);
     }
     store_block16(word, to + b * kQuantBlock);
   };
