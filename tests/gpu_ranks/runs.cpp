@@ -5,6 +5,7 @@
 
 #include "engine/comm/device.h"
 #include "tests/support/gpu_main.h"
+#include "tests/support/layouts.h"
 #include "tests/support/runs.h"
 
 namespace fp4t::test {
@@ -21,26 +22,7 @@ const std::string kPretrain = R"(stages:
       eval: {tokens: 256}
 )";
 
-const std::string kRl = R"(run: {name: rl, dir: run, seed: 5, threads: 2}
-model:
-  layers: 2
-  hidden: 32
-  heads: 2
-  kv_heads: 1
-  head_dim: 32
-  max_positions: 32
-  init: {std: 0.3}
-  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, z_loss: 0.001}}
-precision: {preset: bf16}
-stages:
-  - rl:
-      steps: 2
-      task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}
-      sampling: {prompts: 6, samples: 4, max_tokens: 4, max_batch: 8, end_tokens: ["\n", "<eod>"]}
-      objective: {kl: 0.02, mini_batches: 2, micro_tokens: 64, drop_zero_advantage: false}
-      optimizer: {learning_rate: 1e-3}
-      eval: {task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}, max_tokens: 4}
-)";
+const std::string kRl = spread_rl("bf16", 2);
 
 struct Layout {
   int ranks, expert, zero;

@@ -5,32 +5,13 @@
 #include <filesystem>
 #include <map>
 
+#include "tests/support/layouts.h"
 #include "tests/support/runs.h"
 
 namespace fp4t::test {
 namespace {
 
-// No pretraining: every layout begins with the same weights. Answers of one digit, so that some are right.
-const char* const kRl = R"(run: {name: rl, dir: run, seed: 5}
-model:
-  layers: 2
-  hidden: 32
-  heads: 2
-  kv_heads: 1
-  head_dim: 32
-  max_positions: 32
-  init: {std: 0.3}
-  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, z_loss: 0.001}}
-precision: {preset: fp32}
-stages:
-  - rl:
-      steps: 3
-      task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}
-      sampling: {prompts: 6, samples: 4, max_tokens: 4, max_batch: 8, end_tokens: ["\n", "<eod>"]}
-      objective: {kl: 0.02, mini_batches: 2, micro_tokens: 64, drop_zero_advantage: false}
-      optimizer: {learning_rate: 1e-3}
-      eval: {task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}, max_tokens: 4}
-)";
+const std::string kRl = spread_rl("fp32", 3);
 
 class RlRanks : public ::testing::Test {
  protected:

@@ -25,6 +25,33 @@ inline std::string spread_pretraining(int micro_sequences, const std::string& ke
 )" + keys;
 }
 
+// Reinforcement learning without pretraining, so that every layout begins with the same weights. Answers have
+// one digit: some are right.
+inline std::string spread_rl(const std::string& preset, int steps) {
+  return R"(run: {name: rl, dir: run, seed: 5}
+model:
+  layers: 2
+  hidden: 32
+  heads: 2
+  kv_heads: 1
+  head_dim: 32
+  max_positions: 32
+  init: {std: 0.3}
+  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, z_loss: 0.001}}
+precision: {preset: )" +
+         preset + R"(}
+stages:
+  - rl:
+      steps: )" +
+         std::to_string(steps) + R"(
+      task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}
+      sampling: {prompts: 6, samples: 4, max_tokens: 4, max_batch: 8, end_tokens: ["\n", "<eod>"]}
+      objective: {kl: 0.02, mini_batches: 2, micro_tokens: 64, drop_zero_advantage: false}
+      optimizer: {learning_rate: 1e-3}
+      eval: {task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}, max_tokens: 4}
+)";
+}
+
 // Hashes of all tensors of a checkpoint.
 inline std::map<std::string, std::string> tensors_in(const std::string& checkpoint) {
   auto hashes = tensor_hashes_of(checkpoint, "model.");
