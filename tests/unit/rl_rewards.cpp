@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
 
 #include "engine/rl/scorer.h"
 #include "kernels/base/check.h"
@@ -224,6 +225,18 @@ TEST_F(ScorerTest, limits_are_those_of_the_recipe) {
   const std::string why = refusal(o);
   EXPECT_NE(why.find("was ended by signal"), std::string::npos) << why;
   EXPECT_NE(why.find("cpu_seconds is a limit"), std::string::npos) << why;
+}
+
+TEST_F(ScorerTest, a_limit_of_files_ends_it_in_a_run_that_ignores_the_signal) {
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);  // as install_stop_handlers() has it
+  ScorerOptions o;
+  o.name = "judge";
+  o.command = {"sh", "-c", "exec head -c 3000000 /dev/zero > " + (folder_ / "large")};
+  o.file_mib = 1;
+  o.restarts = 0;
+  const std::string why = refusal(o);
+  std::signal(SIGXFSZ, before);
+  EXPECT_NE(why.find("was ended by signal 25 (file_mib is a limit)"), std::string::npos) << why;
 }
 
 TEST_F(ScorerTest, a_program_that_is_not_there_is_an_error_at_once) {
