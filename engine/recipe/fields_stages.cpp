@@ -278,7 +278,7 @@ void visit_reward(FieldVisitor& v, RewardSpec& s) {
                  "process: a program's answer")
               .one_of({"verifier", "length", "format", "process"}),
           s.kind);
-  v.value(course("name", "in metrics and rollouts; default: kind"), s.name);
+  v.value(course("name", "in metrics and rollouts; default: kind").one_line(), s.name);
   v.value(course("weight", "of this part in the sum").at_least(-kMostFactor).at_most(kMostFactor), s.weight);
   v.value(course("free_tokens",
                  "tokens that cost nothing; from there the part falls in a line to -1 at "

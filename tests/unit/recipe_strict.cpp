@@ -375,6 +375,14 @@ TEST(recipe_strict, of_very_many_problems_the_first_are_told_and_the_rest_counte
   EXPECT_TRUE(errors.ends_with("\nand 59800 more problems"));
 }
 
+TEST(recipe_strict, names_are_one_line) {
+  for (const char* key : {"run.name", "stages[0].pretrain.name", "stages[0].pretrain.data[0].name",
+                          "stages[1].rl.name", "stages[1].rl.rewards[0].name"}) {
+    const Set sets = {"stages[1].rl.rewards=[{kind: verifier}]", std::string(key) + "=\"a\\nstep 1\""};
+    EXPECT_REFUSED(with_rl(), sets, key, "with control characters", "allowed: a text of one line");
+  }
+}
+
 TEST(recipe_strict, a_problem_is_one_printable_line_whatever_it_quotes) {
   const std::string hostile[] = {
       minimal() + "run: {\"a\\e[2J\\nfake: fine\": 1}\n",           // a key
