@@ -4,16 +4,15 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "engine/rl/rewards.h"
+#include "engine/store/files.h"
 
 namespace fp4t {
 
 namespace {
 
-namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* kRolloutName = "stage-%ld-step-%ld.jsonl%n";
@@ -29,13 +28,13 @@ bool place_of(const std::string& name, FilePlace& place) {
          read == static_cast<int>(name.size());
 }
 
-std::vector<std::pair<FilePlace, fs::path>> files_of(const std::string& run_dir) {
-  std::vector<std::pair<FilePlace, fs::path>> files;
-  std::error_code error;
-  for (fs::directory_iterator it(run_dir + "/rollouts", error), end; !error && it != end;
-       it.increment(error)) {
+// Throws MissingInputError when the folder is there and cannot be listed.
+std::vector<std::pair<FilePlace, std::string>> files_of(const std::string& run_dir) {
+  std::vector<std::pair<FilePlace, std::string>> files;
+  const std::string folder = run_dir + "/rollouts";
+  for (const std::string& name : names_in(folder)) {
     FilePlace place;
-    if (place_of(it->path().filename().string(), place)) files.emplace_back(place, it->path());
+    if (place_of(name, place)) files.emplace_back(place, folder + "/" + name);
   }
   return files;
 }
@@ -98,14 +97,13 @@ OrderedJson line_of(const Run& run, const RlSpec& spec, const std::vector<std::s
 
 // Removes the oldest files of a stage but `keep`.
 void keep_last(const std::string& run_dir, int64_t stage, int64_t keep) {
-  std::vector<std::pair<FilePlace, fs::path>> files;
+  std::vector<std::pair<FilePlace, std::string>> files;
   for (auto& file : files_of(run_dir)) {
     if (file.first.stage == stage) files.push_back(std::move(file));
   }
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return a.first.step < b.first.step; });
-  std::error_code ignored;
-  for (size_t i = 0; i + static_cast<size_t>(keep) < files.size(); ++i) fs::remove(files[i].second, ignored);
+  for (size_t i = 0; i + static_cast<size_t>(keep) < files.size(); ++i) remove_path(files[i].second, {});
 }
 
 }  // namespace
@@ -122,19 +120,23 @@ void write_rollouts(Run& run, const RlSpec& spec) {
   char name[64];
   std::snprintf(name, sizeof(name), "stage-%ld-step-%06ld.jsonl", static_cast<long>(run.state.stage),
                 static_cast<long>(step));
+  const auto warn = [&](const Error& e) {
+    run.console.warn(std::string("completions could not be written, training goes on: ") + e.what());
+  };
   try {
     make_run_folder(run.plan.run.dir + "/rollouts");
     write_text_file(run.plan.run.dir + "/rollouts/" + name, text);
     if (spec.rollouts.keep > 0) keep_last(run.plan.run.dir, run.state.stage, spec.rollouts.keep);
   } catch (const SaveError& e) {
-    run.console.warn(std::string("completions could not be written, training goes on: ") + e.what());
+    warn(e);
+  } catch (const MissingInputError& e) {  // the folder cannot be listed
+    warn(e);
   }
 }
 
 void cut_rollouts(const std::string& run_dir, int64_t stage, int64_t step) {
-  std::error_code ignored;
   for (const auto& [place, path] : files_of(run_dir)) {
-    if (place.stage > stage || (place.stage == stage && place.step > step)) fs::remove(path, ignored);
+    if (place.stage > stage || (place.stage == stage && place.step > step)) remove_path(path, {});
   }
 }
 

@@ -21,7 +21,8 @@ namespace fp4t {
 // that cannot be written is a warning.
 void write_rollouts(Run& run, const RlSpec& spec);
 
-// Removes the files of later stages, and of later steps of that stage.
+// Removes the files of later stages, and of later steps of that stage. Throws SaveError when one stays, and
+// MissingInputError when that cannot be told.
 void cut_rollouts(const std::string& run_dir, int64_t stage, int64_t step);
 
 }  // namespace fp4t

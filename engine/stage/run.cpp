@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/stage/context.h"
+#include "engine/store/files.h"
 #include "kernels/base/text.h"
 
 namespace fp4t {
@@ -71,9 +72,7 @@ void finish(Run& run) {
   // The report is drawn from the summary, so the one that stands is of another state: it goes first. Whoever
   // finds a report finds it beside its own summary, wherever this ended before.
   const std::string report = run.plan.run.dir + "/report.html";
-  std::error_code error;
-  std::filesystem::remove(report, error);
-  if (error) throw SaveError(detail::concat("cannot remove '", printable(report), "': ", error.message()));
+  remove_path(report, {});
   write_text_file(run.plan.run.dir + "/summary.json", summary.dump(2) + "\n");
   write_report(run.plan.run.dir);
   std::string line = "done in " + duration_text(run.seconds());
@@ -131,7 +130,7 @@ void run_stages(Queue& queue, Communicator& comm, const Plan& plan, const RunOpt
   }
   if (!run.leads()) return;
   if (!moved && is_summarised(run)) {
-    run.console.line("already done; " + plan.run.dir + "/summary.json stands");
+    run.console.line("already done; " + printable(plan.run.dir) + "/summary.json stands");
     return;
   }
   finish(run);
