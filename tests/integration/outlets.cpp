@@ -66,6 +66,29 @@ TEST_F(Outlets, metrics_hold_no_times_rates_places_or_command_lines) {
   }
 }
 
+// `name`, "name", `name.<of>`, or `name_first`, `_second`.
+bool names(const std::string& page, const std::string& key) {
+  const std::string head = key.substr(0, key.find('.'));
+  const auto has = [&](const std::string& text) { return page.find(text) != std::string::npos; };
+  bool found = has("`" + head + "`") || has("`" + head + ".") || has('"' + head + '"');
+  for (size_t at = head.find('_'); !found && at != std::string::npos; at = head.find('_', at + 1)) {
+    found = has("`" + head.substr(at) + "`") && has("`" + head.substr(0, at));
+  }
+  return found;
+}
+
+TEST_F(Outlets, every_key_of_metrics_and_summary_has_its_meaning_in_the_readme) {
+  const std::string page = read_text(from_environment("FP4T_TEST_SOURCE") + "/engine/metrics/README.md");
+  std::set<std::string> keys;
+  for (const auto& line : metrics_of(run())) {
+    for (const auto& [name, value] : line.items()) keys.insert(name);
+  }
+  EXPECT_GT(keys.size(), 60u);
+  const auto summary = summary_of(run());
+  for (const auto& [name, value] : summary.items()) keys.insert(name);
+  for (const std::string& key : keys) EXPECT_TRUE(names(page, key)) << key;
+}
+
 TEST_F(Outlets, every_step_says_how_many_log_probabilities_are_equal) {
   EXPECT_EQ(step_figures(run(), "rl", "logprob_equal_fraction"), std::vector<double>(13, 1.0));
 }
