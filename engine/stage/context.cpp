@@ -105,7 +105,7 @@ Run::Run(Queue& queue_in, Communicator& comm_in, const Plan& plan_in, const RunO
     if (!plan.model.from.empty()) {
       import_weights(queue, plan.model.from, plan, model.params());
       model.weights_changed();
-      console.line("weights from " + plan.model.from);
+      console.line("weights from " + printable(plan.model.from));
     }
     optimizer.reset();
   }

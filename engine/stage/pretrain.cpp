@@ -95,16 +95,37 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
   return result;
 }
 
-}  // namespace
-
-namespace {
-
 // How much of a step a rank stood still for others; "" on one rank.
 std::string exposed_text(double exposed, double seconds) {
   if (exposed < 0) return "";
   char text[64];
   std::snprintf(text, sizeof(text), " exposed=%.1f%%", 100 * exposed / std::max(seconds, 1e-9));
   return text;
+}
+
+// Of steps so far, the later ones with more weight.
+struct StepSeconds {
+  double last = 0, steps = 0, seconds = 0;
+  void add(double of_step) {
+    last = of_step;
+    steps = 0.9 * steps + 1;
+    seconds = 0.9 * seconds + of_step;
+  }
+  double mean() const { return seconds / steps; }
+};
+
+void print_step(Run& run, const PretrainSpec& spec, double loss, const StepReport& report,
+                double learning_rate, const StepSeconds& speed) {
+  const StagePlan& stage = run.stage();
+  const std::string exposed = exposed_text(run.take_exposed_seconds(), speed.last);
+  const std::string eta = duration_text(speed.mean() * static_cast<double>(stage.steps - run.state.step));
+  char figures[280];
+  std::snprintf(figures, sizeof(figures),
+                " step=%ld/%ld loss=%.4f grad_norm=%.3f lr=%.2e tok/s=%.0f%s eta=%s%s",
+                static_cast<long>(run.state.step), static_cast<long>(stage.steps), loss, report.gradient_norm,
+                learning_rate, static_cast<double>(spec.batch.tokens) / speed.mean(), exposed.c_str(),
+                eta.c_str(), report.applied ? "" : " SKIPPED");
+  run.console.line(stage.name + figures);
 }
 
 }  // namespace
@@ -120,7 +141,7 @@ void run_pretrain(Run& run) {
   run.check_data(data_key(static_cast<size_t>(state.stage)), stage.name, corpus->fingerprint());
   evaluate_if_due(run, corpus.get(), spec.data, spec.eval);  // a stop may have cut it off
   const int64_t sequences = spec.batch.tokens / spec.batch.length;
-  double speed_tokens = 0, speed_seconds = 0;
+  StepSeconds speed;
   while (state.step < stage.steps) {
     run.stop_if_requested();
     const auto begin = std::chrono::steady_clock::now();
@@ -157,21 +178,8 @@ void run_pretrain(Run& run) {
     run.write_metrics("step", record);
     run.note_kernels();
 
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    speed_tokens = 0.9 * speed_tokens + static_cast<double>(spec.batch.tokens);
-    speed_seconds = 0.9 * speed_seconds + seconds;
-    const std::string exposed = exposed_text(run.take_exposed_seconds(), seconds);
-    char line[280];
-    std::snprintf(line, sizeof(line),
-                  "%s step=%ld/%ld loss=%.4f grad_norm=%.3f lr=%.2e tok/s=%.0f%s eta=%s%s",
-                  stage.name.c_str(), static_cast<long>(state.step), static_cast<long>(stage.steps),
-                  loss.loss, report.gradient_norm, spec.optimizer.learning_rate * factor,
-                  speed_tokens / speed_seconds, exposed.c_str(),
-                  duration_text(speed_seconds / speed_tokens * static_cast<double>(spec.batch.tokens) *
-                                static_cast<double>(stage.steps - state.step))
-                      .c_str(),
-                  report.applied ? "" : " SKIPPED");
-    run.console.line(line);
+    speed.add(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    print_step(run, spec, loss.loss, report, spec.optimizer.learning_rate * factor, speed);
     const bool last = state.step == stage.steps;
     evaluate_if_due(run, corpus.get(), spec.data, spec.eval);
     if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);
