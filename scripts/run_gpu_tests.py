@@ -10,6 +10,7 @@ same kernels are checked at other sizes). Each test's output goes to BUILD/gpu_l
 runs past its limit, or an op of op_list.inc stands in no test.
 """
 import argparse
+import contextlib
 import os
 import pathlib
 import queue
@@ -73,6 +74,12 @@ def gpus():
     return visible.split(",") if visible else listing
 
 
+def kill(process):
+    """Of a tool and the test that it started; nothing where it has just ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def untested_ops():
     ops = re.findall(r"^FP4T_OP\((\w+)", (ROOT / "kernels/ops/op_list.inc").read_text(encoding="utf-8"), re.M)
     assert ops, "op_list.inc lists no op"
@@ -96,7 +103,7 @@ class Runner:
         """Ends what runs; the tests that did not get to their end count as not run."""
         self.stopping = True
         for process in list(self.running):
-            os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
 
     def run_all(self, tests, devices, jobs):
         """Huge tests one at a time on each GPU, beside them `jobs` others with the GPUs in turn."""
@@ -151,7 +158,7 @@ class Runner:
                 try:
                     code = process.wait(self.limit)
                 except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)  # the tool and the test that it started
+                    kill(process)
                     code = None
                 self.running.discard(process)
         if self.stopping:

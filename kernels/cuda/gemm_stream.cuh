@@ -16,7 +16,6 @@ namespace fp4t::cuda {
 inline constexpr int kStreamWarps = 4, kStreamThreads = 32 * kStreamWarps;
 // Weight rows of a block whose warps hold 16 each, columns of the output.
 inline constexpr int kStreamCols = 16 * kStreamWarps;
-inline constexpr int kStreamRows = 64;  // most rows of a tile
 
 struct StreamArgs {
   GemmGrid grid;

@@ -31,6 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 RECIPE = ROOT / "configs/bench/arms.yaml"
 BATCH = 32768  # tokens a step in the recipe
 TAIL = 100  # steps over which the training loss is averaged
+STOPPED = 75  # the exit code of a run that was asked to stop, and has saved
 
 
 def write_corpus(folders, megabytes, path):
@@ -110,8 +111,8 @@ class Arm:
                 code = process.wait(max(1, deadline - time.monotonic()) if deadline else None)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGTERM)
-                process.wait()
-                code = 0
+                code = process.wait()
+                code = 0 if code == STOPPED else code
         if code != 0:
             print((self.folder / "console.txt").read_text(encoding="utf-8", errors="replace")[-2000:], file=sys.stderr)
             raise SystemExit(f"arm {self.text} ended with {code}")
