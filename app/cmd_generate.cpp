@@ -20,12 +20,22 @@ int cmd_generate(const AppOptions& options) {
   request.top_p = options.top_p;
   request.seed = options.seed;
   request.samples = options.samples;
-  // A model of bytes writes any of them: files and pipes get them as they are, a terminal does not obey them.
+  // Files and pipes get a text as it is, a terminal does not obey its control characters.
   const bool is_terminal = ::isatty(STDOUT_FILENO) != 0;
-  for (const std::string& text : generate_text(request)) {
-    const std::string whole = (options.chat ? "" : options.prompt) + text;
-    const std::string shown = (is_terminal ? printable_lines(whole) : whole) + "\n";
+  const auto put = [&](const std::string& text) {
+    const std::string shown = is_terminal ? printable_lines(text) : text;
     std::fwrite(shown.data(), 1, shown.size(), stdout);
+    std::fflush(stdout);
+  };
+  const std::string before = options.chat ? "" : options.prompt;
+  bool begun = false;
+  request.stream = [&](const std::string& text) {
+    put(begun ? text : before + text);
+    begun = true;
+  };
+  for (const std::string& text : generate_text(request)) {
+    put(begun ? "\n" : before + text + "\n");
+    begun = false;
   }
   return 0;
 }

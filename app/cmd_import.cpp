@@ -6,7 +6,8 @@
 namespace fp4t {
 
 int cmd_import(const AppOptions& options) {
-  std::fputs(import_checkpoint(options.from, options.to, options.replace).c_str(), stdout);
+  std::fputs(import_checkpoint({options.from, options.to, options.replace, options.no_tokenizer}).c_str(),
+             stdout);
   return 0;
 }
 

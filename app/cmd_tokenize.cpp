@@ -5,6 +5,7 @@
 #include "engine/recipe/load.h"
 #include "engine/tokens/tokenize.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text.h"
 
 namespace fp4t {
 
@@ -29,6 +30,11 @@ TokenizerSpec tokenizer_of(const AppOptions& options) {
 }  // namespace
 
 int cmd_tokenize(const AppOptions& options) {
+  const bool is_json = options.kind == "jsonl";
+  if (is_json && !options.separator.empty()) throw RecipeError("--separator has no effect with --kind jsonl");
+  if (!is_json && options.field != AppOptions{}.field) {
+    throw RecipeError("--field has no effect with --kind text");
+  }
   DataSourceSpec source;
   source.name = "--in";
   source.paths = options.inputs;
@@ -45,8 +51,9 @@ int cmd_tokenize(const AppOptions& options) {
   std::printf(
       "%s.bin: %lld tokens of %lld documents in %lld files, %.2f MB of text in %.2f s, %.2f MB/s, "
       "fingerprint %s\n",
-      options.out.c_str(), static_cast<long long>(report.tokens), static_cast<long long>(report.documents),
-      static_cast<long long>(report.files), static_cast<double>(report.bytes) / 1e6, report.seconds,
+      printable(options.out).c_str(), static_cast<long long>(report.tokens),
+      static_cast<long long>(report.documents), static_cast<long long>(report.files),
+      static_cast<double>(report.bytes) / 1e6, report.seconds,
       static_cast<double>(report.bytes) / 1e6 / report.seconds, report.fingerprint.c_str());
   return 0;
 }

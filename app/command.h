@@ -37,15 +37,14 @@ struct AppOptions {
   std::vector<std::string> run_dirs;  // report
   std::string out;                    // report, evaluate, tokenize
   // evaluate
-  std::string table = "pretrain.forward";
-  std::string text, choices, prompts, field = "text", separator, before, after;
+  std::string table, text, choices, prompts, field = "text", separator, before, after;
   std::vector<std::string> stop;
   int64_t context = 0, stride = 0, batch_tokens = 4096;
   bool details = false;
   // import, export, logits
   std::string from, to;
-  bool replace = false;
-  std::string format = "hf", numbers = "exact", export_table = "rl.sampler", calibrate, preset;
+  bool replace = false, no_tokenizer = false;
+  std::string format = "hf", numbers = "exact", export_table, calibrate, preset;
   uint64_t shard_bytes = uint64_t{4} << 30;
   std::string tokens;
   // tokenize, beside field and separator

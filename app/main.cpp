@@ -82,8 +82,10 @@ CLI::Validator seed() {
 // `fp4train evaluate`: files and how they are read.
 void add_evaluate_options(CLI::App* app, AppOptions& o) {
   app->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
-  app->add_option("--table", o.table,
-                  "whose formats compute: pretrain.forward, rl.sampler or rl.trainer.forward")
+  app->add_option(
+         "--table", o.table,
+         "whose formats compute: pretrain.forward, rl.sampler or rl.trainer.forward (the first; of a "
+         "run without pretraining the last)")
       ->check(CLI::IsMember({"pretrain.forward", "rl.sampler", "rl.trainer.forward"}));
   app->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
   app->add_option("--text", o.text, "perplexity of this file; .jsonl: of the texts in it");
@@ -99,6 +101,11 @@ void add_evaluate_options(CLI::App* app, AppOptions& o) {
   app->add_flag("--details", o.details, "also how every question came out");
   app->add_option("--prompts", o.prompts, "prompts to complete greedily, JSON lines");
   app->add_option("--stop", o.stop, "a completion ends before this text; several may be given")
+      ->check(CLI::Validator(
+          [](const std::string& text) -> std::string {
+            return text.empty() ? "found an empty text, which stands everywhere" : "";
+          },
+          ""))
       ->allow_extra_args(false)
       ->take_all();
   app->add_option("--max-tokens", o.max_tokens, "a completion has at most so many tokens (128)")
@@ -196,6 +203,8 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
       ->required()
       ->check(not_empty());
   goes_to(from, "the checkpoint to make");
+  from->add_flag("--no-tokenizer", o.no_tokenizer,
+                 "leave the folder's tokenizer out: texts are numbers of tokens");
   CLI::App* to = add("export", "write a checkpoint's weights as a Hugging Face folder", fp4t::cmd_export);
   to->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
       ->required()
@@ -207,13 +216,16 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   to->add_option("--numbers", o.numbers,
                  "exact: bf16 where it holds every value, else fp32; fp32; or bf16: rounded")
       ->check(CLI::IsMember({"exact", "fp32", "bf16"}));
-  to->add_option("--table", o.export_table, "whose codes: rl.sampler, pretrain.forward or rl.trainer.forward")
+  to->add_option("--table", o.export_table,
+                 "whose codes: rl.sampler (if not given), pretrain.forward or rl.trainer.forward")
       ->check(CLI::IsMember({"rl.sampler", "pretrain.forward", "rl.trainer.forward"}));
   to->add_option("--preset", o.preset, "tables of this preset instead of the checkpoint's own");
   to->add_option("--shard-size", o.shard_bytes, "at most so many bytes a file, as 500MB or 4GB (the default)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->check(whole_number_from(1, INT64_MAX));
   to->add_option("--tokenizer", o.tokenizer,
-                 "folder whose tokenizer files are copied; else the recipe's model.from");
+                 "folder whose tokenizer files are copied; else the recipe's model.from")
+      ->check(not_empty());
   to->add_option(
       "--calibrate", o.calibrate,
       "a text, a sequence a line, for the scales of activations in NVFP4 layouts; else the recipe's data");

@@ -48,15 +48,16 @@ void write_text_file(const std::string& path, const std::string& text) {
   bool good = fd >= 0;
   for (size_t done = 0; good && done < text.size();) {
     const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
-    good = n > 0;
-    if (good) done += static_cast<size_t>(n);
+    good = n > 0 || (n < 0 && errno == EINTR);
+    if (n > 0) done += static_cast<size_t>(n);
   }
   good = good && ::fsync(fd) == 0;
   const int reason = errno;
   if (fd >= 0) ::close(fd);
   if (good && std::rename(temporary.c_str(), path.c_str()) == 0) return;
-  throw SaveError(
-      detail::concat("cannot write ", printable(path), ": ", std::strerror(good ? errno : reason)));
+  const std::string why = std::strerror(good ? errno : reason);
+  if (fd >= 0) ::unlink(temporary.c_str());
+  throw SaveError(detail::concat("cannot write ", printable(path), ": ", why));
 }
 
 }  // namespace fp4t

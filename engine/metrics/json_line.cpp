@@ -13,6 +13,26 @@ std::string json_problem(const nlohmann::json::exception& error) {
   return printable(text);
 }
 
+bool is_nested_too_deeply(std::string_view text) {
+  constexpr int kMostDepth = 100;
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMostDepth) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
 nlohmann::ordered_json parse_metrics_line(const std::string& line, const std::string& file, int64_t number) {
   auto object = parse_json_line<nlohmann::ordered_json>(line, file, number);
   const auto need = [&](bool good, const char* what) {

@@ -40,12 +40,7 @@ bool is_figure(const Json& value) {
 Json parse_object_file(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error) && !error) return Json();
-  Json object;
-  try {
-    object = Json::parse(read_text_file(path));
-  } catch (const nlohmann::json::exception& e) {
-    throw BadDataError(printable(path) + ": " + printable(json_problem(e)));
-  }
+  Json object = parse_json<Json>(read_text_file(path), printable(path));
   if (!object.is_object()) throw BadDataError(printable(path) + ": no JSON object");
   return object;
 }

@@ -67,7 +67,8 @@ class Config {
     if (has(key)) refuse(key, "is not supported");
   }
   [[noreturn]] void refuse(const char* key, const std::string& why) const {
-    const std::string value = has(key) ? " " + printable(json_.at(key).dump(-1, ' ', true)) : "";
+    constexpr size_t kMostShown = 120;  // a quantization_config is a page
+    const std::string value = has(key) ? " " + printable(json_.at(key).dump(-1, ' ', true), kMostShown) : "";
     throw BadDataError("'" + printable(path_) + "': " + key + value + " " + why);
   }
 
@@ -118,8 +119,12 @@ void refuse_unsupported(const Config& c) {
   c.expect_absent("quantization_config");
   if (c.flag_or("use_sliding_window", false)) c.refuse("use_sliding_window", "is not supported (only false)");
   if (c.has("layer_types")) {
-    for (const Json& type : c.raw("layer_types")) {
+    const Json& types = c.raw("layer_types");
+    for (const Json& type : types) {
       if (type != "full_attention") c.refuse("layer_types", "is not supported (only \"full_attention\")");
+    }
+    if (!types.is_array() || static_cast<int64_t>(types.size()) != c.count("num_hidden_layers", 1)) {
+      c.refuse("layer_types", "is no list of one type for each of num_hidden_layers");
     }
   }
 }
@@ -180,7 +185,9 @@ MoeSpec qwen3_moe(const Config& c, int64_t layers) {
   std::set<int64_t> dense;
   if (c.has("mlp_only_layers")) {
     for (const Json& layer : c.raw("mlp_only_layers")) {
-      if (!layer.is_number_integer()) c.refuse("mlp_only_layers", "is no list of layers");
+      if (!layer.is_number_integer() || layer < 0 || layer >= layers) {
+        c.refuse("mlp_only_layers", "is no list of layers");
+      }
       dense.insert(layer.get<int64_t>());
     }
   }

@@ -108,8 +108,10 @@ void source_is_complete(Check& c, const std::string& path, const DataSourceSpec&
     c.fail(path + ".low", concat("found ", s.low, "; allowed: at most high (", s.high, ")"),
            {path + ".high"});
   }
-  if (s.held_out.fraction >= 1) {
-    c.fail(path + ".held_out.fraction", "found 1, which leaves nothing to train on; allowed: less");
+  if (s.held_out.fraction >= 1 && (problems || s.weight > 0)) {
+    c.fail(path + ".held_out.fraction",
+           std::string("found 1, which leaves nothing to train on; allowed: less") +
+               (problems ? "" : ", or with weight 0, for files that are only measured"));
   }
   if (s.separator.find_first_of("\r\n") != std::string::npos) {
     c.fail(path + ".separator",

@@ -251,7 +251,8 @@ class Batch {
                    options_.end_tokens.end();
       const bool full =
           static_cast<int64_t>(c.tokens.size()) >= max_tokens_of(a.request) || a.length >= limit_;
-      if (c.finished || full) {
+      const bool stopped = options_.watch && options_.watch(a.request, a.next);
+      if (c.finished || full || stopped) {
         free_.push_back(a.slot);
         for (const int32_t page : a.pages) pool_.release(page);
         ++done_;

@@ -26,6 +26,9 @@ struct GenerateOptions {
   PhiloxKey key;  // of the draws
   // Called after each decode call with (finished, total) sequences; may throw to stop.
   std::function<void(int64_t, int64_t)> progress;
+  // Called with every token that is drawn, and the place of its request in the list; true: the completion
+  // ends there, unfinished. Of one request in order, of several in any.
+  std::function<bool(size_t request, int32_t token)> watch;
   // Where experts are spread over ranks, every rank takes part in every decode call: called before each, with
   // true, and by a rank that is done, with false, until it returns that nobody is at work. May throw to stop.
   std::function<bool(bool)> meet;

@@ -53,9 +53,12 @@ std::vector<PromptLine> read_prompts(const std::string& path, const std::vector<
   return prompts;
 }
 
-size_t first_stop(const std::string& text, const std::vector<std::string>& stop) {
+size_t first_stop(const std::string& text, const std::vector<std::string>& stop, size_t searched) {
   size_t first = std::string::npos;
-  for (const std::string& s : stop) first = std::min(first, text.find(s));
+  for (const std::string& s : stop) {
+    const size_t open = s.empty() ? 0 : s.size() - 1;  // of it may stand before what is new
+    first = std::min(first, text.find(s, searched - std::min(searched, open)));
+  }
   return first;
 }
 
@@ -63,6 +66,7 @@ std::vector<PromptCompletion> complete_prompts(Transformer& model, const Pass& p
                                                const Tokenizer& tokenizer,
                                                const std::vector<PromptLine>& prompts) {
   std::vector<GenerateRequest> requests;
+  std::vector<PromptCompletion> results(prompts.size());
   GenerateOptions options;
   options.temperature = 0;
   options.max_tokens = 1;
@@ -70,26 +74,23 @@ std::vector<PromptCompletion> complete_prompts(Transformer& model, const Pass& p
   options.end_tokens = {tokenizer.end_of_document()};
   options.key = site_key(0, Purpose::kGenerate, 0, 0, 0, 0);
   for (const PromptLine& p : prompts) {
-    requests.push_back({tokenizer.prompt(p.text), static_cast<int64_t>(requests.size())});
+    requests.push_back({tokenizer.prompt(p.text), static_cast<int64_t>(requests.size()), p.max_tokens});
     options.max_tokens = std::max(options.max_tokens, p.max_tokens);
   }
-  std::vector<PromptCompletion> results;
-  for (const Completion& c : generate(model, pass, requests, options)) {
-    const PromptLine& prompt = prompts[results.size()];
-    std::vector<int32_t> tokens = c.tokens;
-    // All ran as long as the longest may; the text of a greedy completion does not depend on what follows.
-    const bool longer = static_cast<int64_t>(tokens.size()) > prompt.max_tokens;
-    if (longer) tokens.resize(static_cast<size_t>(prompt.max_tokens));
-    PromptCompletion result;
-    result.tokens = static_cast<int64_t>(tokens.size());
-    for (const int32_t t : tokens) result.text += tokenizer.piece(t);
-    result.ending = c.finished && !longer ? "end" : "length";
-    const size_t stop = first_stop(result.text, prompt.stop);
-    if (stop != std::string::npos) {
-      result.text.resize(stop);
-      result.ending = "stop";
-    }
-    results.push_back(std::move(result));
+  options.watch = [&](size_t request, int32_t token) {
+    PromptCompletion& result = results[request];
+    const size_t before = result.text.size();
+    result.tokens += 1;
+    result.text += tokenizer.piece(token);
+    const size_t stop = first_stop(result.text, prompts[request].stop, before);
+    if (stop == std::string::npos) return false;
+    result.text.resize(stop);
+    result.ending = "stop";
+    return true;
+  };
+  const std::vector<Completion> completions = generate(model, pass, requests, options);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].ending.empty()) results[i].ending = completions[i].finished ? "end" : "length";
   }
   return results;
 }

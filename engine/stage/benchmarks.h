@@ -101,10 +101,10 @@ std::vector<PromptLine> read_prompts(const std::string& path, const std::vector<
 struct PromptCompletion {
   std::string text;    // up to the first stop string, which is left out
   std::string ending;  // "stop": a stop string; "end": <eod>; "length": max_tokens or the model's positions
-  int64_t tokens = 0;  // that `text` was decoded from, before it was cut
+  int64_t tokens = 0;  // that were drawn: none behind the one with which a stop string is complete
 };
-// Where the first of the stop strings begins; npos.
-size_t first_stop(const std::string& text, const std::vector<std::string>& stop);
+// Where the first of the stop strings begins that is not within the first `searched` bytes; npos.
+size_t first_stop(const std::string& text, const std::vector<std::string>& stop, size_t searched = 0);
 std::vector<PromptCompletion> complete_prompts(Transformer& model, const Pass& pass,
                                                const Tokenizer& tokenizer,
                                                const std::vector<PromptLine>& prompts);

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
+#include <sstream>
 
 #include "engine/comm/comm.h"
+#include "engine/metrics/metrics.h"
 #include "engine/model/transformer.h"
+#include "engine/stage/checkpoint_model.h"
 #include "engine/tokens/corpus.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
@@ -53,14 +55,20 @@ TokenBatch document(std::vector<int32_t> tokens) {
 }
 
 std::vector<TokenBatch> from_text(const std::string& path, const Plan& plan) {
-  std::ifstream in(path);
-  if (!in) throw MissingInputError("--calibrate: '" + printable(path) + "' cannot be opened");
+  std::istringstream in(read_text_file(path));
   const auto tokenizer = make_tokenizer(plan.tokenizer);
   const auto most = static_cast<size_t>(std::min(plan.model.max_positions, kMostSequence));
   std::vector<TokenBatch> list;
   int64_t total = 0;
+  int64_t number = 0;
   for (std::string line; total < kMostTokens && std::getline(in, line);) {
-    std::vector<int32_t> tokens = tokenizer->encode(line);
+    ++number;
+    std::vector<int32_t> tokens;
+    try {
+      tokens = tokenizer->encode(line);
+    } catch (const NoTokenError& e) {
+      throw BadDataError(concat(printable(path), ":", number, ": ", e.what()));
+    }
     tokens.resize(std::min(tokens.size(), most));
     if (tokens.empty()) continue;
     list.push_back(document(std::move(tokens)));
@@ -70,12 +78,27 @@ std::vector<TokenBatch> from_text(const std::string& path, const Plan& plan) {
   return list;
 }
 
-// The data that the weights were trained on last.
-std::vector<TokenBatch> from_data(const CheckpointInfo& info, const Plan& plan) {
+// The pretraining whose data the weights saw last; null where there was none.
+const PretrainSpec* last_pretraining(const CheckpointInfo& info, const Plan& plan) {
   const PretrainSpec* spec = nullptr;
   for (size_t i = 0; i <= static_cast<size_t>(info.state.stage); ++i) {
     if (const auto* pretrain = std::get_if<PretrainSpec>(&plan.stages[i].spec)) spec = pretrain;
   }
+  return spec;
+}
+
+// What the scales are from, in words. An imported model's recipe names no text: its activations on tokens
+// drawn evenly are not those of a text, and a reader of the scales must know.
+std::string name_of_data(const CheckpointInfo& info, const Plan& plan) {
+  const PretrainSpec* spec = last_pretraining(info, plan);
+  const bool is_random = spec && std::all_of(spec->data.begin(), spec->data.end(),
+                                             [](const DataSourceSpec& d) { return d.kind == "random"; });
+  return is_random ? "random numbers, as the recipe names no text (--calibrate FILE does)"
+                   : "the recipe's data";
+}
+
+std::vector<TokenBatch> from_data(const CheckpointInfo& info, const Plan& plan) {
+  const PretrainSpec* spec = last_pretraining(info, plan);
   if (!spec)
     throw RecipeError("the recipe has no pretraining whose data could calibrate; --calibrate names a text");
   const auto tokenizer = make_tokenizer(plan.tokenizer);
@@ -91,9 +114,12 @@ std::vector<TokenBatch> from_data(const CheckpointInfo& info, const Plan& plan) 
 
 }  // namespace
 
-std::string calibrate(const CheckpointInfo& info, const std::string& text, ExportModel& exported) {
-  const Recipe recipe =
-      recipe_of_checkpoint(info, {"precision={preset: bf16}", "parallel.recompute=none", "run.device=cpu"});
+std::string calibrate(const CheckpointInfo& info, std::vector<std::string> overrides, const std::string& text,
+                      ExportModel& exported) {
+  for (const char* o : {"precision={preset: bf16}", "parallel.recompute=none", "run.device=cpu"}) {
+    overrides.emplace_back(o);
+  }
+  const Recipe recipe = recipe_of_checkpoint(info, overrides);
   const Machine machine = probe_machine("cpu", static_cast<int>(recipe.run.threads));
   Plan plan = make_plan(recipe, machine, {});
   const std::vector<TokenBatch> sequences = text.empty() ? from_data(info, plan) : from_text(text, plan);
@@ -122,7 +148,7 @@ std::string calibrate(const CheckpointInfo& info, const std::string& text, Expor
     }
   }
   return concat("scales of activations: from ", sequences.size(), " sequences, ", total, " tokens of ",
-                text.empty() ? "the recipe's data" : text, "\n");
+                text.empty() ? name_of_data(info, plan) : printable(text), "\n");
 }
 
 }  // namespace fp4t

@@ -3,15 +3,18 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "engine/stage/convert.h"
+#include "engine/store/checkpoint.h"
 #include "engine/store/export_model.h"
 
 namespace fp4t {
 
 // Over the lines of `text` (encoded by the recipe's tokenizer), or over the first samples of the recipe's
-// last pretraining up to the checkpoint's stage where `text` is "". Fills model.set_act_amax and returns a
-// line that says what was read. Throws RecipeError where there is neither.
-std::string calibrate(const CheckpointInfo& info, const std::string& text, ExportModel& model);
+// last pretraining up to the checkpoint's stage where `text` is "". `overrides` are keys of the recipe. Fills
+// model.set_act_amax and returns a line that says what was read. Throws RecipeError where there is neither,
+// BadDataError naming file and line.
+std::string calibrate(const CheckpointInfo& info, std::vector<std::string> overrides, const std::string& text,
+                      ExportModel& model);
 
 }  // namespace fp4t

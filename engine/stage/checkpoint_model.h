@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/model/transformer.h"
 #include "engine/plan/plan.h"
@@ -11,6 +12,17 @@
 #include "engine/tokens/tokenizer.h"
 
 namespace fp4t {
+
+// The recipe inside a checkpoint, for one process that reads its weights.
+Recipe recipe_of_checkpoint(const CheckpointInfo& info, std::vector<std::string> overrides);
+
+// The table in force at a checkpoint's step: rl.sampler, pretrain.forward (in an RL stage as it stood at the
+// end of the pretraining before it) or rl.trainer.forward. Throws RecipeError for a table that no stage so
+// far has.
+const ForwardTable& table_in_force(const Plan& plan, const RunState& state, const std::string& name);
+
+// Fills a model's weights and biases from a checkpoint of it.
+void load_weights(Queue& queue, const std::string& checkpoint, Transformer& model);
 
 // What is known before anything is allocated; whoever computes sizes the plan first.
 struct CheckpointModel {
@@ -24,10 +36,7 @@ struct CheckpointModel {
   Plan plan;
   std::unique_ptr<Tokenizer> tokenizer;
 
-  // The tables in force at the checkpoint's step. pretrain.forward: in an RL stage as it stood at the end of
-  // the pretraining before it. Throws RecipeError for a table that no stage so far has.
-  const ForwardTable& forward_table(const std::string& name) const;
-  // Of that table and keys as the run had them; a stream of samples begins anew.
+  // Of the table in force of that name and keys as the run had them; a stream of samples begins anew.
   Pass pass(const std::string& table) const;
 };
 

@@ -9,9 +9,11 @@
 #include "engine/recipe/load.h"
 #include "engine/recipe/scalars.h"
 #include "engine/stage/calibrate.h"
+#include "engine/stage/checkpoint_model.h"
 #include "engine/stage/resume.h"
 #include "engine/store/checkpoint.h"
 #include "engine/store/huggingface_folder.h"
+#include "engine/store/write_beside.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
@@ -43,42 +45,42 @@ Recipe recipe_of(const std::string& from, const ModelSpec& model, const std::str
   return recipe;
 }
 
-// With the folder's own tokenizer where we can read it; `note` says why not.
-Recipe recipe_of_folder(const std::string& from, const ModelSpec& model, std::string* note) {
-  const std::string own = tokenizer_of_folder(from);
-  try {
-    if (!own.empty()) return recipe_of(from, model, own);
-  } catch (const Error& error) {
-    *note = concat("its tokenizer is not used, texts are numbers of tokens: ", error.what(), "\n");
+// Which recipe was made up is no matter to who reads what is wrong with the folder.
+BadDataError folder_error(const std::string& from, const RecipeError& error) {
+  std::string what = error.what();
+  const std::string set = "--set ";
+  for (size_t at = what.find(set); at != std::string::npos; at = what.find(set, at)) {
+    const size_t end = what.find(": ", at);
+    what.erase(at, end == std::string::npos ? set.size() : end + 2 - at);
   }
-  return recipe_of(from, model, concat("{kind: ids, vocabulary: ", model.vocabulary, "}"));
+  return BadDataError(concat("'", printable(from), "' holds no model of this program: ", what));
+}
+
+Plan plan_of_folder(const ImportRequest& request, const ModelSpec& model) {
+  const auto plan_with = [&](const std::string& tokenizer) {
+    try {
+      return make_plan(recipe_of(request.from, model, tokenizer), any_machine(1), {});
+    } catch (const RecipeError& error) {
+      throw folder_error(request.from, error);
+    }
+  };
+  const std::string ids = concat("{kind: ids, vocabulary: ", model.vocabulary, "}");
+  const std::string own = request.no_tokenizer ? "" : tokenizer_of_folder(request.from);
+  if (own.empty()) return plan_with(ids);
+  try {
+    return plan_with(own);
+  } catch (const BadDataError& error) {
+    plan_with(ids);  // what is wrong without a tokenizer, too, is not its fault
+    throw BadDataError(concat(error.what(), " (--no-tokenizer imports the weights alone)"));
+  }
 }
 
 }  // namespace
 
-Recipe recipe_of_checkpoint(const CheckpointInfo& info, std::vector<std::string> overrides) {
-  // Nothing is saved, so how many checkpoints the run keeps is no matter.
-  for (const char* o : {"run.resume=never", "parallel.data=0", "parallel.expert=1", "parallel.zero=1"}) {
-    overrides.emplace_back(o);
-  }
-  return parse_recipe(info.state.recipe_yaml, info.path + "/manifest.json", overrides).recipe;
-}
-
-void load_weights(Queue& queue, const std::string& checkpoint, Transformer& model) {
-  std::vector<NamedTensor> tensors;
-  for (const Param& p : model.params().params()) tensors.push_back({"model." + p.info.name, p.master});
-  for (const Buffer& b : model.params().buffers()) tensors.push_back({"model." + b.info.name, b.data});
-  load_tensors(queue, checkpoint, tensors, {"optimizer.", "reference.", "rollout."});
-  model.params().refresh_copies(queue);
-  model.weights_changed();
-}
-
-std::string import_checkpoint(const std::string& from, const std::string& to, bool replace) {
-  const ModelSpec model = model_from_config(from);
-  std::string note;
-  const Recipe recipe = recipe_of_folder(from, model, &note);
-  const Plan plan = make_plan(recipe, any_machine(1), {});
-  const HuggingFaceFolder weights(from, plan.model, plan.parameters);
+std::string import_checkpoint(const ImportRequest& request) {
+  const ModelSpec model = model_from_config(request.from);
+  const Plan plan = plan_of_folder(request, model);
+  const HuggingFaceFolder weights(request.from, plan.model, plan.parameters);
   RunState state;
   state.recipe_yaml = recorded_recipe(plan.recipe_yaml);
   state.precision_hash = plan.precision_hash;
@@ -104,28 +106,17 @@ std::string import_checkpoint(const std::string& from, const std::string& to, bo
       std::memcpy(host, weights.read(it->second).data(), bytes);
     }
   };
-  write_beside(to, replace, "manifest.json", {}, [&](const std::string& folder) {
+  write_beside(request.to, request.replace, "manifest.json", {}, [&](const std::string& folder) {
     write_checkpoint(queue, folder, tensors, state, parts, fetch, {});
   });
-  return concat(printable(to), ": ", model_type_of(family_of(model)), ", ", total_parameters(plan.parameters),
-                " parameters\n", note);
+  return concat(printable(request.to), ": ", model_type_of(family_of(model)), ", ",
+                total_parameters(plan.parameters), " parameters, ",
+                plan.tokenizer.path.empty() ? "texts are numbers of tokens"
+                                            : "tokenizer " + printable(plan.tokenizer.path),
+                "\n");
 }
 
 namespace {
-
-// The table in force at the checkpoint's step: of its stage, or of the last pretraining before it.
-const ForwardTable& table_of(const Plan& plan, const RunState& state, const std::string& name) {
-  const auto at = static_cast<size_t>(state.stage);
-  const StagePlan& stage = plan.stages[at];
-  if (name == "rl.sampler") return stage.precision.sampler.at(state.step);
-  const bool of_rl = name == "rl.trainer.forward";
-  if (stage.is_rl == of_rl) return stage.precision.forward.at(state.step);
-  for (size_t i = at; i-- > 0 && !of_rl;) {
-    if (!plan.stages[i].is_rl) return plan.stages[i].precision.forward.spans.back().table;
-  }
-  throw RecipeError(concat("--table ", printable(name), ": the checkpoint is in stage '", stage.name,
-                           "', which has no such table"));
-}
 
 // Where the tokenizer's files lie that an export takes along: of the tokenizer in use, else of the folder
 // that the weights came from; "" where neither is there any more.
@@ -139,6 +130,31 @@ std::string tokenizer_folder(const Plan& plan) {
   return !from.empty() && std::filesystem::exists(from + "/config.json", ignored) ? from : "";
 }
 
+void refuse_without_effect(const ExportRequest& request) {
+  const char* layout = kExportLayouts[static_cast<size_t>(request.options.layout)];
+  const auto refuse = [&](const char* option, const std::string& value, bool has_effect) {
+    if (has_effect || value.empty()) return;
+    throw RecipeError(concat(option, " has no effect with --format ", layout));
+  };
+  const bool codes = coded_format(request.options.layout) != Format::kBf16;
+  refuse("--table", request.table, codes);
+  refuse("--preset", request.preset, codes);
+  refuse("--calibrate", request.calibrate, has_act_scales(request.options.layout));
+}
+
+// The recipe's key for where its tokenizer's file is now, if that lies in the folder that the user names.
+std::vector<std::string> moved_tokenizer(const std::string& folder, const CheckpointInfo& info) {
+  std::error_code ignored;
+  if (folder.empty()) return {};
+  if (!std::filesystem::is_directory(folder, ignored)) {
+    throw MissingInputError(concat("--tokenizer: '", printable(folder), "' is no folder"));
+  }
+  const std::filesystem::path file = recipe_of_checkpoint(info, {}).tokenizer.path;
+  const std::string here = (std::filesystem::path(folder) / file.filename()).string();
+  if (file.empty() || !std::filesystem::is_regular_file(here, ignored)) return {};
+  return {"tokenizer.path=" + write_text(here)};
+}
+
 std::string lines_of(const ExportRequest& request, const ExportModel& model, const ExportReport& report) {
   std::string text = concat(printable(request.to), ": ", model_type_of(model.family()), ", ",
                             kExportLayouts[static_cast<size_t>(request.options.layout)], ", ", report.tensors,
@@ -147,7 +163,8 @@ std::string lines_of(const ExportRequest& request, const ExportModel& model, con
   int64_t coded = 0;
   for (const ExportWeight& w : model.weights()) coded += w.format != Format::kBf16;
   if (coded > 0) {
-    text += concat(coded, " of ", model.weights().size(), " matrices are codes, as ", request.table,
+    text += concat(coded, " of ", model.weights().size(), " matrices are codes, as ",
+                   request.table.empty() ? name_of(Table::kSampler) : request.table,
                    request.preset.empty() ? "" : " of " + request.preset, " multiplies them\n");
   }
   text += concat("numbers are ", report.number == FileType::kF32 ? "fp32" : "bf16", ": ", report.rounded,
@@ -161,23 +178,30 @@ std::string lines_of(const ExportRequest& request, const ExportModel& model, con
 }  // namespace
 
 std::string export_checkpoint(const ExportRequest& request) {
+  refuse_without_effect(request);
   const std::string path = find_checkpoint(request.checkpoint);
   const CheckpointInfo info = read_checkpoint_info(path, false);  // hashes are checked where tensors are read
   check_state(info);
-  std::vector<std::string> overrides;
+  const std::vector<std::string> moved = moved_tokenizer(request.options.source, info);
+  std::vector<std::string> overrides = moved;
   if (!request.preset.empty()) overrides.push_back("precision={preset: " + write_text(request.preset) + "}");
   const Recipe recipe = recipe_of_checkpoint(info, overrides);
   const Plan plan = make_plan(recipe, any_machine(recipe.run.threads), recorded_span_steps(info.state));
+  if (!moved.empty()) make_tokenizer(plan.tokenizer);  // it is the model's
   const Format coded = coded_format(request.options.layout);
-  const ForwardTable* table = coded == Format::kBf16 ? nullptr : &table_of(plan, info.state, request.table);
+  const std::string table_name = request.table.empty() ? name_of(Table::kSampler) : request.table;
+  const ForwardTable* table =
+      coded == Format::kBf16 ? nullptr : &table_in_force(plan, info.state, table_name);
   ExportModel model(path, plan, table, coded);
   ExportOptions options = request.options;
   if (options.source.empty()) options.source = tokenizer_folder(plan);
   if (options.source.empty() || !path_exists(options.source + "/config.json")) {
-    options.end_token = make_tokenizer(plan.tokenizer)->end_of_document();
+    const auto tokenizer = make_tokenizer(plan.tokenizer);
+    options.begin_token = tokenizer->begin_of_document();
+    options.end_token = tokenizer->end_of_document();
   }
   std::string calibrated;
-  if (has_act_scales(options.layout)) calibrated = calibrate(info, request.calibrate, model);
+  if (has_act_scales(options.layout)) calibrated = calibrate(info, moved, request.calibrate, model);
   const ExportReport report = write_export(model, request.to, options);
   return lines_of(request, model, report) + calibrated;
 }

@@ -202,7 +202,7 @@ void evaluate(Run& run, const Corpus* corpus, const std::vector<DataSourceSpec>&
     note("unverifiable", accuracy.unverifiable);
     note("problems", static_cast<double>(accuracy.problems));
   }
-  run.console.line(line);
+  if (!record.numbers.empty()) run.console.line(line);
   if (!spec.prompts.empty()) {
     const auto samples = text_samples(run, spec);
     for (size_t i = 0; i < samples.size(); ++i) {

@@ -178,14 +178,24 @@ std::string utc_now() {
   return text;
 }
 
+// As held-out loss is measured in a run.
+std::string usual_table(const CheckpointModel& source) {
+  for (size_t i = 0; i <= static_cast<size_t>(source.info.state.stage); ++i) {
+    if (!source.plan.stages[i].is_rl) return name_of(Table::kPretrainForward);
+  }
+  return name_of(Table::kTrainerForward);
+}
+
 }  // namespace
 
-std::string evaluate_checkpoint(const EvaluateRequest& request) {
+std::string evaluate_checkpoint(const EvaluateRequest& asked) {
+  EvaluateRequest request = asked;
   const auto begin = std::chrono::steady_clock::now();
   if (request.text.path.empty() && request.choices.empty() && request.prompts.empty()) {
     throw RecipeError("nothing to evaluate on: --text, --choices or --prompts names a file");
   }
   CheckpointModel source(request.checkpoint, request.tokenizer);
+  if (request.table.empty()) request.table = usual_table(source);
   const Pass pass = source.pass(request.table);
   const Inputs in = read_inputs(request, source);
   size_plan_for(source.plan, in);

@@ -11,9 +11,10 @@ namespace fp4t {
 
 struct EvaluateRequest {
   std::string checkpoint;
-  std::string tokenizer;                   // where the vocabulary's file is now; "": where the recipe says
-  std::string table = "pretrain.forward";  // or rl.sampler, rl.trainer.forward
-  std::string choices, prompts;            // files; "": not asked for
+  std::string tokenizer;  // where the vocabulary's file is now; "": where the recipe says
+  std::string table;      // pretrain.forward, rl.sampler or rl.trainer.forward; "": the first, of a run
+                          // without pretraining the last
+  std::string choices, prompts;  // files; "": not asked for
   TextFile text;
   int64_t context = 0;  // 0: model.max_positions
   int64_t stride = 0;   // 0: half the context

@@ -50,9 +50,18 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   options.key = site_key(request.seed, Purpose::kGenerate, 0, 0, 0, 0);
   std::vector<GenerateRequest> requests;
   for (int64_t s = 0; s < request.samples; ++s) requests.push_back({prompt, s});
+  StreamDecoder decoder(*source.tokenizer);
+  const auto show = [&](const std::string& text) {
+    if (request.stream && !text.empty()) request.stream(text);
+  };
+  options.watch = [&](size_t sample, int32_t token) {
+    if (sample == 0) show(decoder.push(token));
+    return false;
+  };
   std::vector<std::string> texts;
   for (const Completion& c : generate(loaded.model, source.pass("rl.sampler"), requests, options))
     texts.push_back(source.tokenizer->continuation(c.tokens));
+  show(decoder.finish());
   return texts;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct TextRequest {
   double top_p = 1.0;
   uint64_t seed = 1;
   int64_t samples = 1;
+  // Gets the first sample piece by piece while it is drawn, each of whole characters; together they are what
+  // is returned of it.
+  std::function<void(const std::string& text)> stream;
 };
 
 // Continuations, the prompt left out; they end at <eod> or max_tokens.

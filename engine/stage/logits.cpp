@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "engine/comm/comm.h"
+#include "engine/stage/checkpoint_model.h"
 #include "engine/stage/convert.h"
 #include "engine/stage/resume.h"
+#include "engine/store/files.h"
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
@@ -80,7 +83,15 @@ void write_logits(const std::string& checkpoint, const std::string& tokens, cons
         {"logits." + std::to_string(out.size()), FileType::kF32, {s.size(), plan.model.vocabulary}, nullptr});
   }
   for (size_t i = 0; i < out.size(); ++i) out[i].data = logits[i].data();
-  write_safetensors(to, out, {});
+  const std::string temporary = to + ".tmp";
+  try {
+    write_safetensors(temporary, out, {});
+    rename_path(temporary, to, {});
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to report
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
 }
 
 }  // namespace fp4t

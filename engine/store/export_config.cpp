@@ -1,5 +1,6 @@
 #include "engine/store/export_config.h"
 
+#include "engine/metrics/json_line.h"
 #include "engine/store/files.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
@@ -59,17 +60,19 @@ void add_experts(const ModelSpec& m, Family family, Json& out) {
 
 }  // namespace
 
-Json special_tokens(const std::string& source, int64_t end_token) {
+Json special_tokens(const std::string& source, int64_t begin_token, int64_t end_token) {
   constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
   Json out = Json::object();
   const std::string path = source + "/config.json";
   if (!source.empty() && path_exists(path)) {
-    const Json config = Json::parse(read_small_file(path, kMaxConfigBytes), nullptr, false);
-    if (!config.is_object()) throw BadDataError("'" + printable(path) + "' is no JSON object");
+    const std::string place = "'" + printable(path) + "'";
+    const Json config = parse_json<Json>(read_small_file(path, kMaxConfigBytes), place);
+    if (!config.is_object()) throw BadDataError(place + " is no JSON object");
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-      if (config.contains(key) && !config.at(key).is_null()) out[key] = config.at(key);
+      if (config.contains(key)) out[key] = config.at(key);
     }
   } else if (end_token >= 0) {
+    out["bos_token_id"] = begin_token >= 0 ? Json(begin_token) : Json(nullptr);
     out["eos_token_id"] = end_token;
   }
   return out;

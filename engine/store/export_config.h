@@ -9,8 +9,9 @@
 
 namespace fp4t {
 
-// Numbers of special tokens: the source's config.json where there is one, `end_token` else (-1: none).
-nlohmann::ordered_json special_tokens(const std::string& source, int64_t end_token);
+// Numbers of special tokens: the source's config.json where there is one, else these (-1: none). A reader
+// takes its family's numbers for what is not written, so that there is none is written, too.
+nlohmann::ordered_json special_tokens(const std::string& source, int64_t begin_token, int64_t end_token);
 // Both spellings of the rotary embedding and of the type are written: `rope_parameters` and `dtype` as
 // transformers 5 has them, `rope_theta`, `rope_scaling` and `torch_dtype` as earlier readers do.
 nlohmann::ordered_json config_json(const ModelSpec& model, Family family, FileType number,

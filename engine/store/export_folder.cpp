@@ -1,15 +1,12 @@
 #include "engine/store/export_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 
 #include "engine/store/export_config.h"
 #include "engine/store/files.h"
+#include "engine/store/write_beside.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 #include "kernels/formats/bf16.h"
@@ -18,7 +15,6 @@ namespace fp4t {
 
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 // What readers look for beside the weights.
@@ -133,7 +129,7 @@ class FolderWriter {
   }
 
   void write_configs(const std::string& folder) {
-    const Json special = special_tokens(options_.source, options_.end_token);
+    const Json special = special_tokens(options_.source, options_.begin_token, options_.end_token);
     Json config = config_json(model_.model(), model_.family(), report_.number, special);
     const Json quantised = quantization_config(model_, options_.layout);
     if (!quantised.is_null()) config["quantization_config"] = quantised;
@@ -169,37 +165,6 @@ class FolderWriter {
 };
 
 }  // namespace
-
-void write_beside(const std::string& to, bool replace, const std::string& mark, const SaveHook& hook,
-                  const std::function<void(const std::string& folder)>& write) {
-  const fs::path place = fs::path(to).lexically_normal();
-  const std::string target = (place.has_filename() ? place : place.parent_path()).string();
-  if (target.empty()) throw RecipeError("--to: an empty text is no folder");
-  const bool there = path_exists(target);
-  if (there && !replace)
-    throw RecipeError("'" + printable(target) + "' is already there; --replace writes over it");
-  if (there && !path_exists(target + "/" + mark)) {
-    throw RecipeError("'" + printable(target) + "' is there and has no " + mark +
-                      ": not a folder that --replace removes");
-  }
-  const std::string suffix = std::to_string(::getpid());
-  const std::string temporary = target + ".tmp." + suffix, old = target + ".replaced." + suffix;
-  try {
-    remove_path(temporary, hook);
-    make_directory(temporary);
-    write(temporary);
-    if (there) rename_path(target, old, hook);
-    rename_path(temporary, target, hook);
-    const std::string parent = fs::path(target).parent_path().string();
-    sync_directory(parent.empty() ? "." : parent, hook);
-    if (there) remove_path(old, hook);
-  } catch (...) {
-    std::error_code ignored;  // the first error is the one to report
-    fs::remove_all(temporary, ignored);
-    if (fs::exists(old, ignored) && !fs::exists(target, ignored)) fs::rename(old, target, ignored);
-    throw;
-  }
-}
 
 ExportReport write_export(ExportModel& model, const std::string& to, const ExportOptions& options) {
   ExportReport report;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,8 @@ struct ExportOptions {
   NumberType numbers = NumberType::kExact;
   int64_t shard_bytes = int64_t{4} << 30;  // a file is closed before it would grow beyond this
   std::string source;                      // folder to copy tokenizer and generation files from; "": none
-  int64_t end_token = -1;                  // where the source names none; -1: none
+  int64_t begin_token = -1;                // where the source names none; -1: none
+  int64_t end_token = -1;                  // likewise
   bool replace = false;                    // an exported folder that is there already
   SaveHook hook;                           // for tests
 };
@@ -34,10 +34,5 @@ struct ExportReport {
 
 // Throws RecipeError when `to` exists (and is not to be replaced, or is no exported folder), SaveError.
 ExportReport write_export(ExportModel& model, const std::string& to, const ExportOptions& options);
-
-// The folder that a save makes at `to`: `write` fills a temporary one beside it. `mark`: a file that every
-// folder of the kind has; another one is never replaced. Throws as write_export.
-void write_beside(const std::string& to, bool replace, const std::string& mark, const SaveHook& hook,
-                  const std::function<void(const std::string& folder)>& write);
 
 }  // namespace fp4t

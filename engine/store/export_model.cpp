@@ -1,6 +1,7 @@
 #include "engine/store/export_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "engine/plan/operands.h"
@@ -92,7 +93,8 @@ ExportModel::ExportModel(const std::string& checkpoint, const Plan& plan, const 
       std::any_of(weights_.begin(), weights_.end(), [&](const auto& w) { return w.format == coded; });
   if (table && !any) {
     throw RecipeError(detail::concat("no weight of the table is ", name_of(coded),
-                                     "; --format hf writes numbers, --table chooses another table"));
+                                     "; --format hf writes numbers, --table chooses another table, --preset "
+                                     "those of a preset"));
   }
 }
 
@@ -148,6 +150,11 @@ const std::vector<float>& ExportModel::load(size_t parameter) {
     }
   } else {
     throw BadDataError(detail::concat("tensor '", t.name, "' is ", dtype_name(t.dtype)));
+  }
+  const auto bad = std::find_if(values_.begin(), values_.end(), [](float v) { return !std::isfinite(v); });
+  if (bad != values_.end()) {
+    throw BadDataError(detail::concat("tensor '", t.name, "' holds ", *bad, " as its element ",
+                                      bad - values_.begin(), ": no other program could use it"));
   }
   loaded_ = parameter;
   return values_;

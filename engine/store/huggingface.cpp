@@ -52,15 +52,21 @@ std::vector<float> load_floats(Queue& queue, const TensorView& t) {
   return values;
 }
 
-}  // namespace
-
-void import_weights(Queue& queue, const std::string& folder, const Plan& plan, ParamSet& params) {
+HuggingFaceFolder weights_of(const std::string& folder, const Plan& plan) {
   const std::string differing = differences(plan.model, model_from_config(folder));
   if (!differing.empty()) {
     throw RecipeError("the recipe's model is not that of '" + printable(folder) +
                       "/config.json':" + differing);
   }
-  const HuggingFaceFolder weights(folder, plan.model, plan.parameters);
+  return {folder, plan.model, plan.parameters};
+}
+
+}  // namespace
+
+void check_weights(const std::string& folder, const Plan& plan) { weights_of(folder, plan); }
+
+void import_weights(Queue& queue, const std::string& folder, const Plan& plan, ParamSet& params) {
+  const HuggingFaceFolder weights = weights_of(folder, plan);
   for (size_t i = 0; i < params.params().size(); ++i) {
     const Param& p = params.params()[i];
     std::vector<float> values = weights.read(i);

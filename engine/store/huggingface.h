@@ -14,6 +14,8 @@ namespace fp4t {
 // both sides must find its partner (BadDataError with file and tensor), and the plan's model must be the
 // folder's (RecipeError with every differing key). The caller says weights_changed() to the model.
 void import_weights(Queue& queue, const std::string& folder, const Plan& plan, ParamSet& params);
+// What it would say of names, shapes and sizes, before anything is allocated; values are not read.
+void check_weights(const std::string& folder, const Plan& plan);
 
 // One tensor under the library's in-memory name, widened to FP32.
 struct NamedHostTensor {

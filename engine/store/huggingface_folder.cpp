@@ -1,5 +1,7 @@
 #include "engine/store/huggingface_folder.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -55,6 +57,11 @@ HuggingFaceFolder::HuggingFaceFolder(const std::string& folder, const ModelSpec&
     : folder_(folder) {
   const std::string index = folder + "/model.safetensors.index.json";
   if (path_exists(index)) {
+    if (path_exists(folder + "/model.safetensors")) {  // of which the library would take the other one
+      throw BadDataError("'" + printable(folder) +
+                         "' has both model.safetensors and model.safetensors.index.json: two models, or one "
+                         "that was written over another");
+    }
     open_indexed(index);
   } else {
     open("model.safetensors");
@@ -162,9 +169,16 @@ std::vector<float> HuggingFaceFolder::read(size_t index) const {
   for (const LibraryPiece& piece : pieces_[index]) {
     const SafetensorsFile& file = file_of(piece.name);
     const StoredTensor& t = file.find(piece.name);
-    if (widen(t.dtype, file.read(t), values.data() + piece.offset)) continue;
-    throw BadDataError(detail::concat("'", printable(file.path()), "': tensor '", piece.name, "' is ",
-                                      t.dtype.name(), ", weights are F32, BF16 or F16"));
+    const auto refuse = [&](const std::string& why) {
+      throw BadDataError(detail::concat("'", printable(file.path()), "': tensor '", piece.name, "' ", why));
+    };
+    float* out = values.data() + piece.offset;
+    if (!widen(t.dtype, file.read(t), out)) {
+      refuse(detail::concat("is ", t.dtype.name(), ", weights are F32, BF16 or F16"));
+    }
+    float* const end = out + piece.elements();
+    float* const bad = std::find_if(out, end, [](float v) { return !std::isfinite(v); });
+    if (bad != end) refuse(detail::concat("holds ", *bad, " as its element ", bad - out));
   }
   return values;
 }

@@ -19,7 +19,8 @@ class HuggingFaceFolder {
   HuggingFaceFolder(const std::string& folder, const ModelSpec& model,
                     const std::vector<ParamInfo>& parameters);
 
-  // Values of parameters[index], whole: of F32, BF16 or F16 tensors, widened to FP32.
+  // Values of parameters[index], whole: of F32, BF16 or F16 tensors, widened to FP32. NaN and infinities are
+  // refused: nothing that is computed from them means anything.
   std::vector<float> read(size_t index) const;
 
  private:

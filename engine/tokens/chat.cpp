@@ -40,17 +40,15 @@ int32_t special_or_none(const Tokenizer& tokenizer, const char* text) {
 
 // Of a tokenizer_config.json; "" when it has none.
 std::string template_of(const std::string& path) {
-  nlohmann::json config;
-  try {
-    config = nlohmann::json::parse(read_text_file(path));
-  } catch (const nlohmann::json::exception& e) {
-    throw BadDataError(printable(path) + ": " + printable(json_problem(e)));
-  }
+  const nlohmann::json config = parse_json(read_text_file(path), printable(path));
   if (!config.is_object() || !config.contains("chat_template")) return "";
+  const auto text_of = [](const nlohmann::json& object, const char* key) -> std::string {
+    return object.contains(key) && object[key].is_string() ? object[key] : "";
+  };
   const auto& found = config["chat_template"];
   if (found.is_string()) return found.get<std::string>();
   for (const auto& entry : found) {  // several, by name
-    if (entry.is_object() && entry.value("name", "") == "default") return entry.value("template", "");
+    if (entry.is_object() && text_of(entry, "name") == "default") return text_of(entry, "template");
   }
   return "";
 }

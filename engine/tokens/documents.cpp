@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -38,26 +37,16 @@ int64_t lines_before(std::string_view text, size_t at) {
 // Lines of one file, and the hash of what was read of it, a byte order mark left out.
 class DocumentReader::File {
  public:
-  explicit File(const std::string& path) : path_(path), state_(XXH3_createState()) {
-    if (state_ == nullptr) throw std::bad_alloc();
-    XXH3_64bits_reset(state_);
+  explicit File(const std::string& path) : path_(path) {
     fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not hang the run
-    if (fd_ < 0) {
-      const std::string why = std::strerror(errno);
-      XXH3_freeState(state_);
-      throw MissingInputError("cannot open " + printable(path) + ": " + why);
-    }
+    if (fd_ < 0) throw MissingInputError("cannot open " + printable(path) + ": " + std::strerror(errno));
     struct stat status {};
     if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(fd_);
-      XXH3_freeState(state_);
       throw BadDataError("'" + printable(path) + "' is no regular file");
     }
   }
-  ~File() {
-    ::close(fd_);
-    XXH3_freeState(state_);
-  }
+  ~File() { ::close(fd_); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
@@ -97,11 +86,7 @@ class DocumentReader::File {
   const std::string& path() const { return path_; }
   int64_t number() const { return number_; }  // of the last line
   int64_t bytes() const { return bytes_; }
-  std::string hash() const {
-    char text[17];
-    std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state_)));
-    return text;
-  }
+  std::string hash() const { return hash_.hex(); }
 
  private:
   bool fill() {
@@ -115,13 +100,13 @@ class DocumentReader::File {
     if (is_new_ && buffer_.starts_with("\xEF\xBB\xBF")) buffer_.erase(0, 3);  // a byte order mark is no text
     is_new_ = false;
     at_ = 0;
-    XXH3_64bits_update(state_, buffer_.data(), buffer_.size());
+    hash_.add(buffer_.data(), buffer_.size());
     bytes_ += static_cast<int64_t>(buffer_.size());
     return n > 0;
   }
 
   std::string path_, buffer_;
-  XXH3_state_t* state_;
+  Xxh3Stream hash_;
   int fd_ = -1;
   size_t at_ = 0;
   bool is_new_ = true;
@@ -247,7 +232,7 @@ std::vector<bool> held_out_documents(const DataSourceSpec& spec, size_t document
     out[i] = static_cast<double>(site_draw(split, i).word[0]) * 0x1p-32 < spec.held_out.fraction;
   }
   const auto count = static_cast<size_t>(std::count(out.begin(), out.end(), true));
-  if (count == documents) {
+  if (count == documents && spec.held_out.fraction < 1) {
     throw BadDataError(detail::concat("held_out.fraction ", spec.held_out.fraction,
                                       " holds out every document of '", printable(spec.name), "' (",
                                       documents, "); give less, or another held_out.seed"));

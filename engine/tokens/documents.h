@@ -68,8 +68,8 @@ struct Documents {
 // Throws as DocumentReader does.
 Documents read_documents(const DataSourceSpec& spec);
 
-// By document, whether training never sees it. Throws BadDataError when that is all of them, or none though a
-// fraction is given.
+// By document, whether training never sees it. Throws BadDataError when that is all of them though the
+// fraction is below 1, or none though one is given.
 std::vector<bool> held_out_documents(const DataSourceSpec& spec, size_t documents);
 
 }  // namespace fp4t

@@ -217,6 +217,7 @@ class InputCheck {
 
  private:
   void sources(const std::string& path, const std::vector<DataSourceSpec>& list) {
+    shared_files(path, list);
     for (size_t k = 0; k < list.size(); ++k) {
       const std::string at = detail::concat(path, "[", k, "]");
       if (has_documents(list[k].kind)) {
@@ -226,6 +227,33 @@ class InputCheck {
       } else if (list[k].kind != "random") {
         task(at, task_of(list[k]), true);
       }
+    }
+  }
+  // A file that one source holds documents of out of training must not be trained on by another.
+  void shared_files(const std::string& path, const std::vector<DataSourceSpec>& list) {
+    std::map<std::string, size_t> first;  // source of each file, by the path without links
+    for (size_t k = 0; k < list.size(); ++k) {
+      if (!has_documents(list[k].kind)) continue;
+      Findings found;
+      std::vector<std::string> files;
+      try {
+        files = input_files(list[k]);
+      } catch (const Error&) {
+        continue;  // told of with the source itself
+      }
+      for (const std::string& file : files) {
+        std::error_code error;
+        const fs::path target = fs::canonical(file, error);
+        const auto [it, is_new] = first.emplace(error ? file : target.string(), k);
+        const DataSourceSpec& other = list[it->second];
+        if (is_new || it->second == k) continue;
+        if (list[k].held_out.fraction == 0 && other.held_out.fraction == 0) continue;
+        found.push_back({ExitCode::kBadData, ".paths",
+                         "'" + printable(file) + "' is also a file of source '" + printable(other.name) +
+                             "'; what one holds out, the other would train on"});
+        break;
+      }
+      add_all(detail::concat(path, "[", k, "]"), found);
     }
   }
   void task(const std::string& path, TaskSpec spec, bool trains) {

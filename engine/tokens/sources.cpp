@@ -36,7 +36,8 @@ class DocumentSource : public DataSource {
     }
     training_.emplace(*store_, std::move(shuffled), length, tokenizer.end_of_document());
     held_out_.emplace(*store_, std::move(held_out), length, tokenizer.end_of_document());
-    if (training_->tokens() == 0) throw BadDataError("source '" + name_ + "' has no token to train on");
+    if (training_->tokens() == 0 && spec.weight > 0)
+      throw BadDataError("source '" + name_ + "' has no token to train on");
     fingerprint_ = xxh3_hex(detail::concat(store_->hash(), "|", spec.held_out.fraction, "|",
                                            spec.held_out.seed, "|", length, "|", spec.end_of_document,
                                            spec.special_tokens ? "|marked|" : "|", tokenizer.fingerprint()));
@@ -48,6 +49,7 @@ class DocumentSource : public DataSource {
 
   Sequence sequence(int64_t n) const override {
     const int64_t count = training_->sequences();
+    FP4T_CHECK(count > 0, name_, " is only measured");
     const PhiloxKey epoch =
         site_key(seed_, Purpose::kDataOrder, 2, index_, static_cast<uint32_t>(n / count), 0);
     return training_->sequence(permuted_index(epoch, count, n % count));

@@ -205,6 +205,20 @@ void TokenFile::read(int64_t from, int64_t tokens, int64_t vocabulary, int32_t* 
   });
 }
 
+void TokenFile::check(int64_t vocabulary) const {
+  Xxh3Stream hash_now;
+  std::vector<int32_t> room(size_t{1} << 16);
+  for (int64_t at = 0; at < count; at += static_cast<int64_t>(room.size())) {
+    const int64_t n = std::min(count - at, static_cast<int64_t>(room.size()));
+    read(at, n, vocabulary, room.data());
+    hash_now.add(file.bytes().data() + byte_of(at), static_cast<size_t>(byte_of(at + n) - byte_of(at)));
+  }
+  const std::string found = hash_now.hex();
+  if (noted_hash.empty() || noted_hash == found) return;
+  throw BadDataError(concat(printable(file.path()), ": has the hash ", found, ", and was written with ",
+                            printable(noted_hash), ": it has been changed since"));
+}
+
 TokenFile open_megatron(const std::string& index_path, const std::string& fingerprint) {
   const MappedFile index(index_path);
   const MegatronCounts counts = read_counts(index);
@@ -215,7 +229,7 @@ TokenFile open_megatron(const std::string& index_path, const std::string& finger
   const std::string noted = check_origin_note(index_path, index_hash, fingerprint);
   const std::string hash = index_hash + " " + (noted.empty() ? sampled_hash(data.bytes()) : noted);
   const int64_t tokens = data.size() / token_bytes(type);
-  return {std::move(data), type, 0, tokens, megatron_documents(index, counts, ends), hash};
+  return {std::move(data), type, 0, tokens, megatron_documents(index, counts, ends), hash, noted};
 }
 
 TokenFile open_llmc(const std::string& path) {
@@ -236,7 +250,7 @@ TokenFile open_llmc(const std::string& path) {
                 file.size() - kLlmcHeader, " bytes"));
   }
   std::string hash = xxh3_hex(file.bytes());
-  return {std::move(file), type, kLlmcHeader, count, {}, std::move(hash)};
+  return {std::move(file), type, kLlmcHeader, count, {}, std::move(hash), ""};
 }
 
 TokenFile open_nanogpt(const std::string& path, const std::string& dtype) {
@@ -248,7 +262,7 @@ TokenFile open_nanogpt(const std::string& path, const std::string& dtype) {
   }
   const int64_t count = file.size() / token_bytes(type);
   std::string hash = xxh3_hex(file.bytes());
-  return {std::move(file), type, 0, count, {}, std::move(hash)};
+  return {std::move(file), type, 0, count, {}, std::move(hash), ""};
 }
 
 std::vector<std::string> megatron_indices(const std::vector<std::string>& paths) {

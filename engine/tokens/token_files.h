@@ -1,13 +1,11 @@
 // Files of tokens.
 //   megatron   NAME.idx and NAME.bin, as Megatron-LM writes them. NAME.idx: 9 bytes "MMIDIDX\0\0"; u64
-//   version 1; u8
-//              dtype (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8 uint16); u64 number of sequences; u64
-//              entries of the document index; from byte 34 on int32 lengths of the sequences, int64 bytes of
-//              NAME.bin where they begin, int64 document index: the first sequence of each document, and the
-//              number of sequences; int8 modes, one a sequence, maybe.
+//              version 1; u8 dtype (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8 uint16); u64 number of
+//              sequences; u64 entries of the document index; from byte 34 on int32 lengths of the sequences,
+//              int64 bytes of NAME.bin where they begin, int64 document index: the first sequence of each
+//              document, and the number of sequences; int8 modes, one a sequence, maybe.
 //   llmc       llm.c: 256 int32 (magic 20240520, version 1: uint16 tokens; magic 20240801, version 7: uint32;
-//   then the
-//              number of tokens), tokens. A document begins with the end-of-document token.
+//              then the number of tokens), tokens. A document begins with the end-of-document token.
 //   nanogpt    nothing but tokens, uint16 or uint32. A document ends with the end-of-document token.
 // All little-endian.
 #pragma once
@@ -32,10 +30,13 @@ struct TokenFile {
   int64_t count;
   std::vector<int64_t> document_ends;  // in tokens; empty until they are looked for
   std::string hash;
+  std::string noted_hash;  // of the file, by who wrote it; "": not known
 
   int64_t byte_of(int64_t token) const { return begin + token * token_bytes(type); }
   // Throws BadDataError naming file and byte when a token is not in [0, vocabulary).
   void read(int64_t from, int64_t tokens, int64_t vocabulary, int32_t* out) const;
+  // All of them, and the noted hash. Throws BadDataError.
+  void check(int64_t vocabulary) const;
 };
 
 // `index`: NAME.idx. `fingerprint`: the tokenizer's; where NAME.tokens.json lies beside it, as `fp4train

@@ -65,12 +65,7 @@ class FileStore : public TokenStore {
   }
 
   void check_tokens() const override {
-    std::vector<int32_t> room(size_t{1} << 16);
-    for (const TokenFile& file : files_) {
-      for (int64_t at = 0; at < file.count; at += static_cast<int64_t>(room.size())) {
-        file.read(at, std::min(file.count - at, static_cast<int64_t>(room.size())), vocabulary_, room.data());
-      }
-    }
+    for (const TokenFile& file : files_) file.check(vocabulary_);
   }
   std::string hash() const override { return hash_; }
   int64_t files() const override { return static_cast<int64_t>(files_.size()); }

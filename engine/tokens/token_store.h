@@ -22,7 +22,7 @@ class TokenStore {
   void read(int64_t document, int64_t from, int64_t to, int32_t* out) const {
     read_tokens(begin(document) + from, to - from, out);
   }
-  // Looks at every token. Throws as read().
+  // Looks at every token, and at hashes where a file's writer noted them. Throws as read().
   virtual void check_tokens() const {}
   // Path-independent: of names, contents and options.
   virtual std::string hash() const = 0;

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <cerrno>
 #include <chrono>
@@ -27,10 +26,7 @@ namespace {
 // A file that has its name when it is whole.
 class TokenWriter {
  public:
-  explicit TokenWriter(const std::string& path)
-      : path_(path), temporary_(path + ".partial"), state_(XXH3_createState(), &XXH3_freeState) {
-    if (!state_) throw std::bad_alloc();
-    XXH3_64bits_reset(state_.get());
+  explicit TokenWriter(const std::string& path) : path_(path), temporary_(path + ".partial") {
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd_ < 0) fail("cannot create ");
   }
@@ -43,7 +39,7 @@ class TokenWriter {
   TokenWriter& operator=(const TokenWriter&) = delete;
 
   void append(const std::string& bytes) {
-    XXH3_64bits_update(state_.get(), bytes.data(), bytes.size());
+    hash_.add(bytes.data(), bytes.size());
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t n = ::write(fd_, bytes.data() + at, bytes.size() - at);
       if (n < 0 && errno != EINTR) fail("cannot write ");
@@ -54,10 +50,7 @@ class TokenWriter {
   std::string finish() {
     if (::fsync(fd_) != 0 || ::close(std::exchange(fd_, -1)) != 0) fail("cannot write ");
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot name ");
-    char text[17];
-    std::snprintf(text, sizeof(text), "%016llx",
-                  static_cast<unsigned long long>(XXH3_64bits_digest(state_.get())));
-    return text;
+    return hash_.hex();
   }
 
  private:
@@ -66,7 +59,7 @@ class TokenWriter {
   }
 
   std::string path_, temporary_;
-  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+  Xxh3Stream hash_;
   int fd_ = -1;
 };
 
@@ -84,11 +77,22 @@ std::string packed(const std::vector<int32_t>& tokens, TokenType type) {
 }
 
 void refuse_to_overwrite(const std::string& prefix, bool replace) {
+  if (std::filesystem::path(prefix).filename().empty()) {
+    throw RecipeError("--out: '" + printable(prefix) +
+                      "' names no file; allowed: what PREFIX.bin begins with");
+  }
   for (const char* ending : {".bin", ".idx", ".tokens.json"}) {
     std::error_code ignored;
     if (replace || !std::filesystem::exists(prefix + ending, ignored)) continue;
     throw RecipeError("--out: '" + printable(prefix + ending) + "' is there; --replace writes over it");
   }
+}
+
+// An index that was there before must not stand beside other tokens, however this ends.
+void remove_index(const std::string& prefix) {
+  std::error_code error;
+  std::filesystem::remove(prefix + ".idx", error);
+  if (error) throw SaveError("cannot remove " + printable(prefix + ".idx") + ": " + error.message());
 }
 
 }  // namespace
@@ -127,6 +131,7 @@ TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tok
     }
   }
   const std::string index_bytes = megatron_index(type, lengths);
+  remove_index(prefix);
   const std::string data_hash = data.finish();
   report.files = static_cast<int64_t>(reader.files().size());
   report.documents = static_cast<int64_t>(lengths.size());

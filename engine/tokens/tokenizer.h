@@ -1,8 +1,6 @@
 // Text to token ids and back.
 //   bytes          ids 0 to 255 are bytes, <eod> is 256
-//   ids            a text is whole numbers with white space between, each a token that another program made;
-//   <eod> is
-//                  the last
+//   ids            a text is numbers with white space between, tokens of another program's; <eod> is the last
 //   json           byte-level BPE of a tokenizer.json (tokenizer_json.h)
 //   sentencepiece  a SentencePiece .model (tokenizer_sentencepiece.h)
 // A tokenizer is const after it is made and may be used by many threads.

@@ -313,13 +313,7 @@ class FileReader {
 }  // namespace
 
 TokenizerFile read_tokenizer_file(const std::string& path) {
-  const std::string content = read_text_file(path);
-  Json root;
-  try {
-    root = Json::parse(content);
-  } catch (const Json::exception& e) {
-    throw BadDataError(printable(path) + ": " + printable(json_problem(e)));
-  }
+  const Json root = parse_json(read_text_file(path), printable(path));
   return FileReader(path, root).run();
 }
 

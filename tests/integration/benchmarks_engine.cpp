@@ -256,6 +256,10 @@ TEST_F(Benchmarks, completions_are_greedy_and_end_before_a_stop_string) {
   const PromptCompletion stopped = complete({"no such text", stop}, 12);
   EXPECT_EQ(stopped.text, text.substr(0, text.find(stop)));
   EXPECT_EQ(stopped.ending, "stop");
+  // Nothing is drawn behind the token that completes it.
+  EXPECT_EQ(static_cast<size_t>(stopped.tokens), text.find(stop) + stop.size());
+  EXPECT_EQ(first_stop("abcabc", {"ca"}, 3), 2u);  // one that began before
+  EXPECT_EQ(first_stop("abcabc", {"abc"}, 3), 3u);
   EXPECT_EQ(first_stop("abcabc", {"ca", "bc"}), 1u);
   EXPECT_EQ(first_stop("abc", {}), std::string::npos);
 }

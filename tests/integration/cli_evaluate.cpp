@@ -107,8 +107,41 @@ TEST_F(CliEvaluate, what_cannot_be_evaluated_is_refused_with_its_place) {
   EXPECT_ANSWER(evaluate({"--choices", "bad.jsonl"}), 65, "bad.jsonl:1: the answer 7");
   write_text(*done_ / "bad.jsonl", "{\"prompt\":\"" + std::string(40, 'x') + "\"}");
   EXPECT_ANSWER(evaluate({"--prompts", "bad.jsonl"}), 65, "bad.jsonl:1: a prompt of 40 tokens");
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  write_text(*done_ / "bad.jsonl", R"({"question":"q","choices":["a","b"],"answer":)" + deep + "}");
+  EXPECT_ANSWER(evaluate({"--choices", "bad.jsonl"}), 65, "bad.jsonl:1: nested too deeply");
+  write_text(*done_ / "bad.jsonl", R"({"prompt":"q","stop":)" + deep + "}");
+  EXPECT_ANSWER(evaluate({"--prompts", "bad.jsonl"}), 65, "bad.jsonl:1: nested too deeply");
+  EXPECT_ANSWER(evaluate({"--prompts", "prompts.jsonl", "--stop", ""}), 2, "--stop");
+  EXPECT_ANSWER(evaluate({"--text", "words.txt", "--stop", "x"}), 2,
+                "--stop has no effect without --prompts");
+  EXPECT_ANSWER(evaluate({"--text", "words.txt", "--field", "x"}), 2, "--field has no effect");
   EXPECT_ANSWER(look({"evaluate", "--checkpoint", "nowhere", "--text", "words.txt"}), 66, "nowhere");
   EXPECT_ANSWER(look({"evaluate", "--text", "words.txt"}), 2, "--checkpoint");
+}
+
+TEST(CliEvaluateRl, a_run_without_pretraining_is_measured_with_its_trainers_table) {
+  const ScratchFolder folder;
+  write_inputs(folder.path(), std::string(kTinyModel) + R"(tokenizer: {kind: bytes}
+stages:
+  - rl:
+      steps: 1
+      task: {kind: sums, low: 0, high: 4}
+      sampling: {prompts: 2, samples: 2, max_tokens: 2}
+      objective: {drop_zero_advantage: false}
+)");
+  train(folder.path());
+  write_text(folder / "words.txt", "the cat sat\n");
+  const Exit exit = run_binary(folder.path(), {"evaluate", "--checkpoint", "run", "--text", "words.txt"});
+  ASSERT_EQ(exit.code, 0) << exit.errors;
+  EXPECT_EQ(nlohmann::json::parse(exit.output).at("precision").at("table"), "rl.trainer.forward");
+}
+
+TEST_F(CliEvaluate, a_result_is_not_lost_where_its_file_cannot_be_written) {
+  const Exit exit =
+      look({"evaluate", "--checkpoint", "run", "--text", "words.txt", "--out", "no folder/result.json"});
+  EXPECT_EQ(exit.code, 73) << exit.errors;
+  EXPECT_EQ(nlohmann::json::parse(exit.output).at("kind"), "evaluation");
 }
 
 TEST_F(CliEvaluate, runs_are_reported_beside_each_other) {

@@ -1,6 +1,8 @@
 // Vocabularies and files of tokens, from the outside.
 #include <filesystem>
 
+#include "engine/stage/generate.h"
+#include "engine/tokens/utf8.h"
 #include "tests/support/cli.h"
 
 namespace fp4t::test {
@@ -47,6 +49,23 @@ TEST_F(CliTokens, a_run_with_a_vocabulary_file_trains_and_generates) {
                                              "the cat",  "--max-tokens", "5"};
   const Exit text = run(generate);
   EXPECT_ANSWER(text, 0, "the cat");
+  // As it is drawn, in whole characters.
+  TextRequest request;
+  request.checkpoint = folder_ / "run";
+  request.tokenizer = folder_ / "t.json";
+  request.prompt = "the cat";
+  request.max_tokens = 20;
+  request.samples = 2;
+  std::vector<std::string> pieces;
+  request.stream = [&](const std::string& piece) { pieces.push_back(piece); };
+  const std::string first = generate_text(request)[0];
+  std::string streamed;
+  for (const std::string& piece : pieces) {
+    EXPECT_TRUE(is_well_formed(piece)) << piece;
+    streamed += piece;
+  }
+  EXPECT_EQ(streamed, first);
+  EXPECT_GT(pieces.size(), 3u);
   // The checkpoint knows the vocabulary by its hash: the file may move, and may not change.
   fs::rename(folder_ / "t.json", folder_ / "moved.json");
   EXPECT_ANSWER(run(generate), 66, "t.json");
@@ -54,6 +73,11 @@ TEST_F(CliTokens, a_run_with_a_vocabulary_file_trains_and_generates) {
   with_file.insert(with_file.end(), {"--tokenizer", "moved.json"});
   const Exit moved = run(with_file);
   EXPECT_ANSWER(moved, 0, text.output);
+  fs::create_directory(folder_ / "a #1: \u00e9");
+  fs::copy_file(folder_ / "moved.json", folder_ / "a #1: \u00e9/t.json");
+  std::vector<std::string> with_odd_name = generate;
+  with_odd_name.insert(with_odd_name.end(), {"--tokenizer", "a #1: \u00e9/t.json"});
+  EXPECT_ANSWER(run(with_odd_name), 0, text.output);
   EXPECT_ANSWER(run_binary(folder_.path(), train_args({"--set", "tokenizer.path=moved.json"})), 0,
                 "already done");
   std::string file = read_text(folder_ / "moved.json");
@@ -118,6 +142,16 @@ TEST_F(CliTokens, tokenize_refuses_what_it_cannot_do) {
                 "none/o.bin");
   EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "o", "--kind", "html"}), 2,
                 "--kind");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "o", "--field", "x"}), 2,
+                "--field has no effect");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "o", "--kind", "jsonl",
+                     "--separator", "%"}),
+                2, "--separator has no effect");
+  for (const char* out : {"", "text/"}) {
+    EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", out}), 2,
+                  "names no file");
+  }
+  EXPECT_FALSE(fs::exists(folder_ / ".bin"));
 }
 
 }  // namespace

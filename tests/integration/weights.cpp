@@ -117,6 +117,7 @@ TEST_F(Weights, tokenizer_files_of_the_source_come_along) {
   EXPECT_FALSE(fs::exists(folder_ / "out/notes.txt"));
   const auto theirs = nlohmann::json::parse(read_text(golden("llama") + "/config.json"));
   const auto ours = nlohmann::json::parse(read_text(folder_ / "out/config.json"));
+  EXPECT_TRUE(ours.at("pad_token_id").is_null());  // as theirs
   for (const char* key :
        {"bos_token_id", "eos_token_id", "hidden_size", "rms_norm_eps", "dtype", "head_dim"}) {
     EXPECT_EQ(ours[key], theirs[key]) << key;
@@ -227,10 +228,11 @@ TEST_F(From, folders_that_cannot_be_used_are_named) {
   write_text(folder_ / "folder/config.json", R"({"model_type": "gpt2"})");
   EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"validate"}), 65,
                 "model_type \"gpt2\" is not supported");
-  // Validation and plan read the config alone; training needs the weights.
+  // A plan reads the config alone; training needs the weights.
   fs::copy_file(golden("qwen3_moe") + "/config.json", folder_ / "folder/config.json",
                 fs::copy_options::overwrite_existing);
-  EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"validate"}), 0, "valid");
+  EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"validate"}), 66,
+                "recipe.yaml:1:15: model.from: cannot open 'folder/model.safetensors'");
   EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {"plan"}), 0, "parameters");
   EXPECT_ANSWER(with("model: {from: folder}\n" + kOneStep, {}), 66, "model.safetensors");
 }
@@ -334,15 +336,82 @@ TEST_F(From, a_sentencepiece_model_comes_before_its_conversion) {
   EXPECT_NE(e.output.find("path: folder/tokenizer.model"), std::string::npos) << e.output;
 }
 
-TEST_F(From, a_tokenizer_that_cannot_be_read_is_said_to_be_unused) {
+TEST_F(From, a_tokenizer_that_cannot_be_read_is_left_out_only_if_asked_for) {
   with_tokenizer(folder_ / "folder");
-  auto tokenizer = nlohmann::json::parse(read_text(folder_ / "folder/tokenizer.json"));
+  const std::string whole = read_text(folder_ / "folder/tokenizer.json");
+  auto tokenizer = nlohmann::json::parse(whole);
   tokenizer["model"]["type"] = "Unigram";
-  write_text(folder_ / "folder/tokenizer.json", tokenizer.dump());
+  for (const std::string& bad : {tokenizer.dump(), whole.substr(0, whole.size() / 2)}) {
+    write_text(folder_ / "folder/tokenizer.json", bad);
+    EXPECT_ANSWER(run({"import", "--from", "folder", "--to", "ckpt"}), 65,
+                  "--no-tokenizer imports the weights alone");
+    EXPECT_FALSE(fs::exists(folder_ / "ckpt"));
+    EXPECT_NE(with("model: {from: folder}\n" + kOneStep, {"validate"}).code, 0);
+  }
+  EXPECT_ANSWER(run({"import", "--from", "folder", "--to", "ckpt", "--no-tokenizer"}), 0,
+                "texts are numbers of tokens");
+}
+
+TEST_F(From, a_folder_that_no_recipe_can_have_is_named) {
+  with_tokenizer(folder_ / "folder");
+  auto config = nlohmann::json::parse(read_text(folder_ / "folder/config.json"));
+  config["num_hidden_layers"] = 100000;
+  write_text(folder_ / "folder/config.json", config.dump());
   const Exit e = run({"import", "--from", "folder", "--to", "ckpt"});
-  EXPECT_EQ(e.code, 0) << e.errors;
-  EXPECT_NE(e.output.find("its tokenizer is not used"), std::string::npos) << e.output;
-  EXPECT_NE(with("model: {from: folder}\n" + kOneStep, {"validate"}).code, 0);
+  EXPECT_EQ(e.code, 65) << e.errors;
+  EXPECT_NE(e.errors.find("'folder' holds no model of this program: model.layers: found 100000"),
+            std::string::npos)
+      << e.errors;
+}
+
+TEST_F(From, validate_looks_at_the_weights) {
+  with_tokenizer(folder_ / "folder");
+  const std::string recipe = "run: {name: t, dir: run, threads: 2}\nmodel: {from: folder}\n" + kOneStep;
+  EXPECT_EQ(with(recipe, {"validate"}).code, 0);
+  fs::resize_file(folder_ / "folder/model.safetensors",
+                  fs::file_size(folder_ / "folder/model.safetensors") - 1000);
+  EXPECT_ANSWER(with(recipe, {"validate"}), 65, "model.safetensors': tensor");
+}
+
+// The tokenizer's files of an export are those of the model.
+TEST_F(From, an_export_takes_a_tokenizer_that_has_moved_and_no_other) {
+  with_tokenizer(folder_ / "folder");
+  ASSERT_EQ(run({"import", "--from", "folder", "--to", "ckpt"}).code, 0);
+  fs::rename(folder_ / "folder", folder_ / "moved");
+  fs::remove(folder_ / "moved/config.json");
+  write_text(folder_ / "text.txt", "the cat\n");
+  EXPECT_ANSWER(export_to("out", {"--tokenizer", "moved"}), 0, "copied: tokenizer.json");
+  // A reader takes its family's numbers of special tokens for what is not written.
+  const auto config = nlohmann::json::parse(read_text(folder_ / "out/config.json"));
+  EXPECT_TRUE(config.at("bos_token_id").is_null());
+  EXPECT_EQ(config.at("eos_token_id"), 416);
+  EXPECT_ANSWER(
+      export_to("codes", {"--tokenizer", "moved", "--format", "modelopt_nvfp4", "--preset", "nvidia_nvfp4",
+                          "--table", "pretrain.forward", "--calibrate", "text.txt"}),
+      0, "tokens of text.txt");
+  auto tokenizer = nlohmann::json::parse(read_text(folder_ / "moved/tokenizer.json"));
+  tokenizer["model"]["ignore_merges"] = !tokenizer["model"].value("ignore_merges", false);
+  write_text(folder_ / "moved/tokenizer.json", tokenizer.dump());
+  EXPECT_ANSWER(export_to("out2", {"--tokenizer", "moved"}), 65, "another tokenizer");
+}
+
+TEST_F(Weights, what_has_no_effect_on_an_export_is_refused) {
+  import_golden("qwen3_moe", "ckpt");
+  for (const char* option : {"--table=rl.sampler", "--preset=rl_nvfp4", "--calibrate=nowhere.txt"}) {
+    EXPECT_ANSWER(export_to("out", {option}), 2, "has no effect with --format hf");
+  }
+  EXPECT_ANSWER(export_to("out", {"--tokenizer", "nowhere"}), 66, "--tokenizer: 'nowhere' is no folder");
+  EXPECT_ANSWER(export_to("out", {"--shard-size", "0"}), 2, "--shard-size");
+  const std::vector<std::string> codes = {"--format", "modelopt_nvfp4", "--preset", "rl_nvfp4"};
+  const auto with_codes = [&](std::vector<std::string> more) {
+    more.insert(more.end(), codes.begin(), codes.end());
+    return export_to("out", more);
+  };
+  write_text(folder_ / "text.txt", "1 2\n3 x\n");
+  EXPECT_ANSWER(with_codes({"--calibrate", "text.txt"}), 65, "text.txt:2: 'x' is no token");
+  EXPECT_ANSWER(with_codes({"--calibrate", "."}), 65, "no regular file");
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  EXPECT_ANSWER(with_codes({}), 0, "tokens of random numbers, as the recipe names no text");
 }
 
 // What no family has ---------------------------------------------------------------------------------

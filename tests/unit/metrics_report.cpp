@@ -41,6 +41,18 @@ TEST_F(ReportTest, a_report_of_damaged_files_names_file_and_line) {
   }
 }
 
+TEST_F(ReportTest, brackets_without_end_are_refused) {
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  for (const std::string& file :
+       {std::string("plan.json"), std::string("summary.json"), std::string("metrics.jsonl")}) {
+    fs::remove_all(dir_);
+    { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
+    std::ofstream(dir_ + "/" + file, std::ios::app)
+        << R"({"kind":"header","recipe":{"a":)" << deep << "},\"x\":" << deep << "}\n";
+    EXPECT_THROW(write_report(dir_), BadDataError) << file;
+  }
+}
+
 TEST_F(ReportTest, charts_and_report_survive_any_values) {
   EXPECT_EQ(line_chart("t", "x", {{"a", {{1, NAN}}, false}}), "");
   const std::string svg = line_chart("a<b", "x", {{"s", {{1, 5}, {2, INFINITY}, {3, 5}}, true}});

@@ -69,6 +69,11 @@ TEST(recipe_validate, sources_are_usable) {
                  "at most high (8)");
   EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data[0]={kind: text}"}, "paths: missing");
   EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data[0].held_out.fraction=1"}, "nothing to train on");
+  // Files that are only measured.
+  const std::string beside = "stages[0].pretrain.data=[{name: a, kind: text, paths: a}, {name: b, kind: ";
+  EXPECT_EQ(accepted(minimal(), {beside + "text, paths: b, weight: 0, held_out: {fraction: 1}}]"}), "");
+  EXPECT_REFUSED(minimal(), Set{beside + "sums, weight: 0, held_out: {fraction: 1}}]"},
+                 "nothing to train on");
   EXPECT_REFUSED(minimal(), Set{"stages[0].pretrain.data[0].held_out.fraction=1.5"}, "a number from 0 to 1");
 }
 

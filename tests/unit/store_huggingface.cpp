@@ -239,6 +239,18 @@ TEST(HuggingFaceWeights, tensors_without_a_place_wrong_shapes_and_wrong_types_ar
   }
 }
 
+TEST(HuggingFaceWeights, values_that_are_no_numbers_are_named_with_their_place) {
+  const ModelSpec spec = model_from_config(golden("qwen3"));
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    Folder f("qwen3");
+    std::memcpy(f.tensors[name].bytes.data() + 7 * sizeof(bad), &bad, sizeof bad);
+    const std::string message = import_error(f.write(), spec);
+    EXPECT_NE(message.find("'" + name + "' holds "), std::string::npos) << message;
+    EXPECT_NE(message.find("as its element 7"), std::string::npos) << message;
+  }
+}
+
 TEST(HuggingFaceWeights, a_recipe_for_another_model_is_refused_with_every_key) {
   ModelSpec spec = model_from_config(golden("qwen3_moe"));
   spec.rope.theta = 1e6;
@@ -270,6 +282,9 @@ TEST(HuggingFaceWeights, sharded_folders_follow_their_index) {
   const std::string index_file = f / "model.safetensors.index.json";
   set_file(index_file, index.dump());
   EXPECT_EQ(import_error(f.path(), spec), "");
+  f.write();  // the library would read this one
+  EXPECT_NE(import_error(f.path(), spec).find("has both model.safetensors and"), std::string::npos);
+  fs::remove(f / "model.safetensors");
 
   Json changed = index;
   changed["weight_map"]["model.norm.weight"] = first;

@@ -338,6 +338,31 @@ TEST_F(BpeFile, damaged_and_missing_files_are_named) {
   EXPECT_SAYS(message_of<BadDataError>([&] { make_tokenizer(spec); }), "cut.json");
 }
 
+// Parts are read by recursion.
+TEST_F(BpeFile, parts_inside_parts_without_end_are_refused) {
+  const std::string mark = "\"HERE\"";
+  const std::map<std::string, std::string> lists = {{"normalizer", "normalizers"},
+                                                    {"pre_tokenizer", "pretokenizers"},
+                                                    {"decoder", "decoders"},
+                                                    {"post_processor", "processors"}};
+  for (const auto& [part, list] : lists) {
+    Json file = Json::parse(read_text_file(file_of("gpt2")));
+    file[part] = "HERE";
+    std::string nested, end;
+    for (int i = 0; i < 200000; ++i) {
+      nested += "{\"type\":\"Sequence\",\"" + list + "\":[";
+      end += "]}";
+    }
+    std::string text = file.dump();
+    text.replace(text.find(mark), mark.size(), nested + end);
+    TokenizerSpec spec;
+    spec.kind = "json";
+    spec.path = (dir_ / "deep.json").string();
+    std::ofstream(spec.path) << text;
+    EXPECT_THROW(make_tokenizer(spec), BadDataError) << part;
+  }
+}
+
 TEST_F(BpeFile, the_hash_is_of_what_decides_ids) {
   Recipe recipe;
   recipe.tokenizer = spec_of("qwen");

@@ -160,6 +160,12 @@ TEST_F(Mistral, forms_are_told_by_the_marks_of_a_template) {
               }),
               "none of");
   EXPECT_SAYS(message_of<BadDataError>([&] { form({{"bos_token", "<s>"}}); }), "has no chat_template");
+  for (const Json& entry : {Json{{"name", "default"}, {"template", 5}}, Json{{"name", 5}}, Json(5)}) {
+    EXPECT_SAYS(message_of<BadDataError>([&] {
+                  form({{"chat_template", Json::array({entry})}});
+                }),
+                "has no chat_template");
+  }
   EXPECT_SAYS(message_of<MissingInputError>([&] { chat_form_beside((dir_ / "x/t.json").string()); }),
               "cannot open");
   std::ofstream(dir_ / "chat_template.jinja") << "<|im_start|>{{x}}<|im_end|>";

@@ -145,6 +145,24 @@ TEST_F(CorpusTest, held_out_documents_never_appear_in_training) {
   }
 }
 
+TEST_F(CorpusTest, a_source_may_be_files_that_are_only_measured) {
+  DataSourceSpec trained = text_source(write("train.txt", "one\n%\ntwo\n"));
+  trained.held_out = {};
+  DataSourceSpec measured = text_source(write("valid.txt", "three\n%\nfour\n"));
+  measured.name = "valid";
+  measured.weight = 0;
+  measured.held_out.fraction = 1;
+  const auto corpus = make_corpus({trained, measured}, 8, 1, *tokenizer_);
+  for (int64_t i = 0; i < 1000; ++i) ASSERT_EQ(corpus->source_of(i), 0) << i;
+  EXPECT_TRUE(corpus->held_out(0, 100).empty());
+  std::string all;
+  for (const Sequence& s : corpus->held_out(1, 100)) all += tokenizer_->decode(s.tokens);
+  EXPECT_NE(all.find("three"), std::string::npos) << all;
+  EXPECT_NE(all.find("four"), std::string::npos) << all;
+  EXPECT_NE(corpus->describe().find("valid: 2 documents in 1 files, 0 tokens to train on"), std::string::npos)
+      << corpus->describe();
+}
+
 TEST_F(CorpusTest, sources_get_their_share_of_the_samples) {
   DataSourceSpec sums;
   sums.name = "sums";

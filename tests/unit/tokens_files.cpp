@@ -404,6 +404,33 @@ TEST_F(Tokenize, files_of_another_tokenizer_or_of_another_time_are_refused) {
   EXPECT_EQ(refusal(files), "nothing was thrown");
 }
 
+TEST_F(Tokenize, tokens_that_have_been_changed_since_are_refused_before_the_first_step) {
+  tokenize_files(text_, *tokenizer_, path("out"), 1, false);
+  const auto store = [&] { return open_token_store(source("megatron", "out"), *tokenizer_); };
+  EXPECT_NO_THROW(store()->check_tokens());
+  std::string tokens = read_text_file(path("out.bin"));
+  std::swap(tokens[0], tokens[2]);  // still tokens, and as many
+  ASSERT_NE(tokens, read_text_file(path("out.bin")));
+  write("out.bin", tokens);
+  try {
+    store()->check_tokens();
+    FAIL() << "taken";
+  } catch (const BadDataError& e) {
+    EXPECT_SAYS(e.what(), "out.bin: has the hash", "changed since");
+  }
+  fs::remove(path("out.tokens.json"));  // of other programs' files nothing is known
+  EXPECT_NO_THROW(store()->check_tokens());
+}
+
+// A process killed before the end must not leave the old index beside the new tokens.
+TEST_F(Tokenize, an_index_that_is_replaced_goes_before_its_tokens) {
+  tokenize_files(text_, *tokenizer_, path("out"), 1, false);
+  fs::remove(path("out.tokens.json"));
+  fs::create_directory(path("out.tokens.json"));  // writing the note fails, between .bin and .idx
+  EXPECT_THROW(tokenize_files(text_, *tokenizer_, path("out"), 1, true), SaveError);
+  EXPECT_FALSE(fs::exists(path("out.idx")));
+}
+
 TEST_F(Tokenize, files_that_are_there_are_written_over_only_if_asked_for) {
   for (const std::string ending : {".bin", ".idx", ".tokens.json"}) {
     write("out" + ending, "precious");

@@ -235,6 +235,26 @@ TEST_F(Inputs, why_a_path_cannot_be_read_is_told) {
   }
 }
 
+TEST_F(Inputs, a_file_that_one_source_holds_out_is_not_trained_on_by_another) {
+  const auto recipe_of = [&](const DataSourceSpec& a, const DataSourceSpec& b) {
+    Recipe recipe;
+    PretrainSpec pretrain;
+    pretrain.data = {a, b};
+    recipe.stages = {pretrain};
+    return recipe;
+  };
+  DataSourceSpec measured = source({"a.txt"});
+  measured.weight = 0;
+  measured.held_out.fraction = 1;
+  EXPECT_NO_THROW(check_inputs(recipe_of(source({"with space"}), measured)));
+  const std::string text = message_of<BadDataError>([&] {
+    check_inputs(recipe_of(source({"b.txt", "a.txt"}), measured));
+  });
+  expect_parts(text, {"stages[0].pretrain.data[1].paths: ", "a.txt' is also a file of source 's'"});
+  // Two that train on it see it twice as often.
+  EXPECT_NO_THROW(check_inputs(recipe_of(source({"a.txt"}), source({"a.txt"}))));
+}
+
 TEST_F(Inputs, a_split_that_holds_nothing_out_is_refused) {
   const auto tokenizer = make_tokenizer({});
   DataSourceSpec text = source({"a.txt"});
