@@ -3,6 +3,7 @@
 #include "app/command.h"
 #include "engine/comm/agree.h"
 #include "engine/recipe/load.h"
+#include "engine/rl/rewards.h"
 #include "engine/stage/devices.h"
 #include "engine/stage/signals.h"
 #include "engine/stage/stage.h"
@@ -21,6 +22,7 @@ int cmd_train(const AppOptions& options) {
   std::vector<std::string> notes;
   const Machine machine = machine_of_rank(recipe, *comm, notes);
   check_inputs(recipe, places);
+  check_rewards(recipe, places);
   std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
   ResumePoint found;
   on_rank_zero(*comm, [&, &run = recipe.run, &places = places] {

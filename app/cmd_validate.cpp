@@ -3,6 +3,7 @@
 #include "app/command.h"
 #include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
+#include "engine/rl/rewards.h"
 #include "engine/stage/resume.h"
 #include "engine/store/huggingface.h"
 #include "engine/tokens/inputs.h"
@@ -36,6 +37,7 @@ int cmd_validate(const AppOptions& options) {
   const Machine machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   const Plan plan = make_plan(recipe, machine, {}, places);
   check_inputs(recipe, places);
+  check_rewards(recipe, places);
   if (!recipe.model.from.empty()) check_weights_of(recipe, plan, places);
   check_origin(recipe.run, places);
   std::printf("%s: valid\n", printable(options.recipe.config).c_str());

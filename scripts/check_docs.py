@@ -2,9 +2,10 @@
 """Checks that prose and tree agree.
 
 Every folder that holds sources, recipes, scripts or tests has a README.md; relative links lead to files; code in fenced
-blocks and in backticks names sources, scripts, recipes, CMake presets and fp4train commands that exist. `name.cpp` must
-be a file of the repository, `name.*` at the head of a table's row files of the page's folder. Lines of prose (not of
-tables, fenced blocks or records of results) have at most 120 characters. Exits with 1 and lists every violation.
+blocks and in backticks names sources, scripts, recipes, CMake presets and fp4train commands that exist; every option of
+fp4train stands in a README. `name.cpp` must be a file of the repository, `name.*` at the head of a table's row files of
+the page's folder. Lines of prose (not of tables, fenced blocks or records of results) have at most 120 characters.
+Exits with 1 and lists every violation.
 """
 import json
 import pathlib
@@ -26,6 +27,7 @@ ROW = re.compile(r"^\|([^|]*)\|", re.M)
 WIDTH = 120
 RECORDS = {"RESULTS.md", "LOG.md"}  # written row by row, each a measurement
 WRITTEN_BY_RUNS = {"recipe.yaml"}
+OPTION_PAGES = ["README.md", "engine/stage/README.md"]
 SCRIPT = re.compile(r"(?:^|\s|\./)((?:scripts|\.ci)/[\w./-]+)")
 COMMAND = re.compile(r"(?:^|[\s/])fp4train ([a-z][a-z-]+)\b")
 PRESET = re.compile(r"--preset[ =]([\w-]+)")
@@ -50,6 +52,16 @@ def commands():
     names = set(re.findall(r'add\("([a-z-]+)"', (ROOT / "app/main.cpp").read_text(encoding="utf-8")))
     assert names, "app/main.cpp declares no commands"
     return names
+
+
+def undocumented_options():
+    """Options of the command line that neither the root README nor that of the commands' bodies names."""
+    options = re.findall(r'add_(?:option|flag)\(\s*"(?:-\w,)?(--[a-z-]+)"', (ROOT / "app/main.cpp").read_text(encoding="utf-8"))
+    assert options, "app/main.cpp declares no options"
+    pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in OPTION_PAGES)
+    for option in sorted(set(options)):
+        if not re.search(rf"(?<![\w-]){option}(?![\w-])", pages):
+            yield f"app/main.cpp: {option} stands in none of {', '.join(OPTION_PAGES)}"
 
 
 def long_lines(page, text):
@@ -98,7 +110,7 @@ def main() -> int:
     presets = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))
     known_presets = {p["name"] for p in presets["configurePresets"]}
     pages = tracked("*.md")
-    errors = list(missing_readmes())
+    errors = [*missing_readmes(), *undocumented_options()]
     for page in pages:
         errors += sorted(set(check_page(page, commands(), known_presets)))
     for error in errors:

@@ -117,6 +117,29 @@ Rewards::Rewards(std::vector<RewardSpec> specs, int64_t max_tokens, const Outlet
   }
 }
 
+void check_rewards(const Recipe& recipe, const FieldPlaces& places) {
+  Problems problems;
+  const auto check = [&](const std::string& path, const RewardSpec& spec) {
+    if (spec.kind == "process") {
+      const std::string why = program_obstacle(spec.command.front());
+      if (!why.empty()) problems.add_at(places, path + ".command", why);
+    }
+    if (spec.kind != "format") return;
+    try {
+      const Pattern compiled(spec.pattern);
+    } catch (const RecipeError& e) {
+      problems.add_at(places, path + ".pattern", e.what());
+    }
+  };
+  for (size_t i = 0; i < recipe.stages.size(); ++i) {
+    const auto* rl = std::get_if<RlSpec>(&recipe.stages[i]);
+    for (size_t k = 0; rl && k < rl->rewards.size(); ++k) {
+      check(detail::concat("stages[", i, "].rl.rewards[", k, "]"), rl->rewards[k]);
+    }
+  }
+  problems.throw_if_any();
+}
+
 std::vector<std::vector<float>> Rewards::parts(const std::vector<Judged>& completions) {
   std::vector<std::vector<float>> all(completions.size());
   for (const auto& part : parts_) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/recipe/problems.h"
 #include "engine/recipe/recipe.h"
 #include "engine/tokens/tasks.h"
 
@@ -57,5 +58,9 @@ class Rewards {
 
 // Names of the parts of a list, as Rewards has them.
 std::vector<std::string> reward_names(const std::vector<RewardSpec>& specs);
+
+// Whether the patterns and programs of all stages can be used: what would end the run where the stage begins,
+// or later. Throws RecipeError with the place of each that cannot.
+void check_rewards(const Recipe& recipe, const FieldPlaces& places);
 
 }  // namespace fp4t

@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,10 +13,12 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
@@ -259,6 +262,22 @@ struct Scorer::Impl {
     return "";
   }
 };
+
+std::string program_obstacle(const std::string& program) {
+  const auto may_run = [](const std::string& path) {
+    struct stat info {};
+    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+  };
+  if (program.find('/') != std::string::npos) {
+    return may_run(program) ? "" : concat("'", printable(program), "' is no program that may be run");
+  }
+  const char* const set = std::getenv("PATH");
+  std::istringstream folders(set ? set : "/bin:/usr/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (may_run((folder.empty() ? "." : folder) + "/" + program)) return "";
+  }
+  return concat("no folder of PATH has a program '", printable(program), "'");
+}
 
 Scorer::Scorer(ScorerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
   FP4T_CHECK(!impl_->options.command.empty(), "a scorer without a command");

@@ -34,6 +34,9 @@ struct ScoreRequest {
   bool finished = false;
 };
 
+// Why a program cannot be started, looked up as execvp does; "" where it seems to be one.
+std::string program_obstacle(const std::string& program);
+
 class Scorer {
  public:
   explicit Scorer(ScorerOptions options);

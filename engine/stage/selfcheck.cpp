@@ -122,8 +122,10 @@ void check_line(Queue& queue, const Json& line, GoldenResult& result) {
   if (rows < 1 || cols < 1 || rows > 1 << 20 || cols > 1 << 20) {
     throw BadDataError(detail::concat("a matrix of ", rows, " x ", cols));
   }
+  const Bytes values =
+      parse_hex(line, "input_bf16", rows * cols * 2);  // sizes hold before they are allocated
   QueueBytes input(queue, rows * cols * 2);
-  input.write(parse_hex(line, "input_bf16", rows * cols * 2));
+  input.write(values);
   const TensorView x{input.data(), DType::kBf16, {rows, cols}};
   const Json& cases = line.at("cases");
   if (!cases.is_array() || cases.empty()) throw BadDataError("no cases");

@@ -72,7 +72,10 @@ TEST(Golden, missing_empty_and_damaged_files_are_refused) {
   bad_rule.replace(line.find("\"amax\""), 6, "\"amin\"");
   for (const std::string& content :
        {std::string(), std::string("\n\n"), line.substr(0, line.size() / 2), std::string("{}\n"),
-        std::string("[1, 2]\n"), short_input, other_rows, bad_digit, bad_rule}) {
+        std::string("[1, 2]\n"), short_input, other_rows, bad_digit, bad_rule,
+        // Two terabytes of input are not asked for before they are seen.
+        std::string(
+            R"({"seed":1,"kind":"x","rows":1048576,"cols":1048576,"input_bf16":"00","cases":[{}]})")}) {
     EXPECT_THROW(check_golden(queue, TemporaryFile(content).path()), BadDataError) << content.substr(0, 60);
   }
 }

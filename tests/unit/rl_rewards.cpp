@@ -6,9 +6,11 @@
 #include <chrono>
 #include <csignal>
 
+#include "engine/recipe/load.h"
 #include "engine/rl/scorer.h"
 #include "kernels/base/check.h"
 #include "tests/support/process.h"
+#include "tests/unit/recipe_text.h"
 
 namespace fp4t {
 namespace {
@@ -251,6 +253,30 @@ TEST_F(ScorerTest, a_program_that_is_not_there_is_an_error_at_once) {
               std::string::npos)
         << e.what();
   }
+}
+
+TEST(Rewards, patterns_and_programs_of_a_later_stage_are_checked_before_the_run) {
+  const auto refusal = [](const std::string& rewards) -> std::string {
+    const auto [recipe, text, places] =
+        parse_recipe(test::with_rl(), "r.yaml", {"stages[1].rl.rewards=" + rewards});
+    try {
+      check_rewards(recipe, places);
+      return "";
+    } catch (const RecipeError& e) {
+      return e.what();
+    }
+  };
+  const test::ScratchFolder folder;
+  test::write_text(folder / "notes", "no program");
+  EXPECT_EQ(refusal("[{kind: process, command: [sh, -c, exit]}, {kind: format, pattern: '#+'}]"), "");
+  EXPECT_EQ(refusal("[{kind: process, command: [/bin/sh]}]"), "");
+  const std::string at = "--set stages[1].rl.rewards: stages[1].rl.rewards[";
+  EXPECT_EQ(refusal("[{kind: verifier}, {kind: process, command: no-such-program}]"),
+            at + "1].command: no folder of PATH has a program 'no-such-program'");
+  EXPECT_EQ(refusal("[{kind: process, command: " + (folder / "notes") + "}]"),
+            at + "0].command: '" + (folder / "notes") + "' is no program that may be run");
+  EXPECT_EQ(refusal("[{kind: process, command: /}]"), at + "0].command: '/' is no program that may be run");
+  EXPECT_EQ(refusal("[{kind: format, pattern: (}]").find(at + "0].pattern: no regular expression: "), 0u);
 }
 
 TEST_F(ScorerTest, waiting_may_be_stopped) {
