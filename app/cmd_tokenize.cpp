@@ -16,6 +16,9 @@ TokenizerSpec tokenizer_of(const AppOptions& options) {
     throw RecipeError("tokenize: one of --config and --tokenizer says which tokenizer; found " +
                       std::string(options.tokenizer.empty() ? "neither" : "both"));
   }
+  if (options.recipe.config.empty() && !options.recipe.overrides.empty()) {
+    throw RecipeError("--set has no effect without --config");
+  }
   if (!options.recipe.config.empty()) {
     return load_recipe(options.recipe.config, options.recipe.overrides).recipe.tokenizer;
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <new>
+#include <set>
 
 #include "app/command.h"
 #include "engine/comm/ending.h"
@@ -24,13 +25,13 @@ using fp4t::AppOptions;
 CLI::Validator not_empty() {
   return CLI::Validator(
       [](const std::string& text) -> std::string {
-        return text.empty() ? "found an empty text; allowed: a path" : "";
+        return text.empty() ? "found an empty text, which names nothing" : "";
       },
       "");
 }
 
 void add_recipe_options(CLI::App* app, AppOptions& o) {
-  app->add_option("-c,--config", o.recipe.config, "the recipe, a YAML file")->check(not_empty());
+  app->add_option("-c,--config", o.recipe.config, "the recipe, a YAML file");
   app->add_option("--set", o.recipe.overrides, "key=value over the recipe, for example --set run.seed=2")
       ->type_name("A.B.C=VALUE")
       ->allow_extra_args(false)
@@ -136,6 +137,17 @@ void add_tokenize(CLI::App* app, AppOptions& o) {
   app->add_option("--threads", o.threads, "0: one a core")->transform(whole_number_from(0, 1024));
 }
 
+// Names of files, folders and keys: wherever one is asked for, an empty one is no name.
+void refuse_empty_names(CLI::App& app) {
+  const std::set<std::string> names = {"--calibrate", "--checkpoint", "--choices", "--config",  "--field",
+                                       "--from",      "--golden",     "--in",      "--machine", "--out",
+                                       "--preset",    "--prompts",    "--text",    "--to",      "--tokenizer",
+                                       "--tokens",    "dir"};
+  for (CLI::Option* option : app.get_options()) {
+    if (names.count(option->get_name()) > 0) option->check(not_empty());
+  }
+}
+
 std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   std::vector<Entry> entries;
   auto add = [&](const char* name, const char* help, int (*body)(const AppOptions&)) {
@@ -153,20 +165,15 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   plan->add_option("--ranks", o.ranks, "for so many ranks; memory is that of one")
       ->transform(whole_number_from(1, 100'000));
   plan->add_option(
-          "--machine", o.machine,
-          "for another machine: a name (gb300, gb200, h200, cpu) or a file; predicts time and traffic")
-      ->check(not_empty());
+      "--machine", o.machine,
+      "for another machine: a name (gb300, gb200, h200, cpu) or a file; predicts time and traffic");
   plan->add_flag("--json", o.json, "print plan.json instead of text");
   add("schema", "print the JSON schema of recipes", fp4t::cmd_schema);
   CLI::App* inspect = add("inspect", "list a checkpoint", fp4t::cmd_inspect);
-  inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")
-      ->required()
-      ->check(not_empty());
+  inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   inspect->add_flag("--verify", o.verify, "check every hash");
   CLI::App* generate = add("generate", "continue a text from a checkpoint", fp4t::cmd_generate);
-  generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
-      ->required()
-      ->check(not_empty());
+  generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   generate->add_option("--prompt", o.prompt, "the text to continue")->required();
   generate->add_flag("--chat", o.chat,
                      "the prompt is a user's message, in the form of the recipe's tokenizer.chat");
@@ -184,31 +191,25 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   add_tokenize(add("tokenize", "write text as files of tokens", fp4t::cmd_tokenize), o);
   CLI::App* selfcheck = add("selfcheck", "check this machine's numerics", fp4t::cmd_selfcheck);
   selfcheck->add_option("--golden", o.golden, "oracle vectors (JSON lines) to compare the quantisers with")
-      ->required()
-      ->check(not_empty());
+      ->required();
   selfcheck->add_option("--device", o.device, "what computes: auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   CLI::App* report =
       add("report", "draw the report of a run, or of several beside each other", fp4t::cmd_report);
-  report->add_option("dir", o.run_dirs, "run folders")->required()->check(not_empty());
-  report
-      ->add_option("--out", o.out, "the page (one run: report.html in its folder; several: report.html here)")
-      ->check(not_empty());
+  report->add_option("dir", o.run_dirs, "run folders")->required();
+  report->add_option("--out", o.out,
+                     "the page (one run: report.html in its folder; several: report.html here)");
   const auto goes_to = [&](CLI::App* command, const char* what) {
-    command->add_option("--to", o.to, what)->required()->check(not_empty());
+    command->add_option("--to", o.to, what)->required();
     command->add_flag("--replace", o.replace, "write over one that is there");
   };
   CLI::App* from = add("import", "make a checkpoint of a Hugging Face folder", fp4t::cmd_import);
-  from->add_option("--from", o.from, "folder with config.json and *.safetensors")
-      ->required()
-      ->check(not_empty());
+  from->add_option("--from", o.from, "folder with config.json and *.safetensors")->required();
   goes_to(from, "the checkpoint to make");
   from->add_flag("--no-tokenizer", o.no_tokenizer,
                  "leave the folder's tokenizer out: texts are numbers of tokens");
   CLI::App* to = add("export", "write a checkpoint's weights as a Hugging Face folder", fp4t::cmd_export);
-  to->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
-      ->required()
-      ->check(not_empty());
+  to->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   goes_to(to, "the folder to make");
   to->add_option("--format", o.format, "hf: numbers; the others: codes and scales of a forward table")
       ->check(CLI::IsMember(
@@ -224,21 +225,16 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
       ->transform(CLI::AsSizeValue(false))
       ->check(whole_number_from(1, INT64_MAX));
   to->add_option("--tokenizer", o.tokenizer,
-                 "folder whose tokenizer files are copied; else the recipe's model.from")
-      ->check(not_empty());
+                 "folder whose tokenizer files are copied; else the recipe's model.from");
   to->add_option(
       "--calibrate", o.calibrate,
       "a text, a sequence a line, for the scales of activations in NVFP4 layouts; else the recipe's data");
   CLI::App* logits = add("logits", "write the FP32 logits of token sequences", fp4t::cmd_logits);
-  logits->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")
-      ->required()
-      ->check(not_empty());
-  logits->add_option("--tokens", o.tokens, "a file: the token numbers of one sequence a line")
-      ->required()
-      ->check(not_empty());
-  logits->add_option("--to", o.to, "the safetensors file to write: logits.0, logits.1, ...")
-      ->required()
-      ->check(not_empty());
+  logits->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
+  logits->add_option("--tokens", o.tokens, "a file: the token numbers of one sequence a line")->required();
+  logits->add_option("--to", o.to, "the safetensors file to write: logits.0, logits.1, ...")->required();
+  refuse_empty_names(app);
+  for (const Entry& entry : entries) refuse_empty_names(*entry.app);
   return entries;
 }
 

@@ -60,6 +60,47 @@ TEST_F(CliOptions, options_before_a_command_are_not_lost) {
   expect_refused({"--accept-changes", "inspect", "run"}, 2, {"--accept-changes before the command inspect"});
 }
 
+// As an unset variable leaves it.
+TEST_F(CliOptions, an_empty_name_is_not_no_name) {
+  const std::vector<std::string> generate = {"generate", "--checkpoint", "x", "--prompt", "a"},
+                                 evaluate = {"evaluate", "--checkpoint", "x", "--text", "text"},
+                                 tokenize = {"tokenize", "--tokenizer", "bytes", "--in",
+                                             "text",     "--out",       "t"},
+                                 exported = {"export", "--checkpoint", "x", "--to", "y"};
+  const std::pair<std::vector<std::string>, std::vector<std::string>> commands[] = {
+      {{}, {"--config"}},
+      {{"validate"}, {"--config"}},
+      {{"plan", "--config", "recipe.yaml"}, {"--machine"}},
+      {{"inspect"}, {""}},
+      {{"report"}, {""}},
+      {{"report", "run"}, {"--out"}},
+      {{"selfcheck"}, {"--golden"}},
+      {{"import", "--to", "y"}, {"--from"}},
+      {generate, {"--tokenizer"}},
+      {{"generate", "--prompt", "a"}, {"--checkpoint"}},
+      {evaluate, {"--tokenizer", "--field", "--choices", "--prompts", "--out"}},
+      {{"evaluate", "--checkpoint", "x"}, {"--text"}},
+      {{"evaluate", "--text", "text"}, {"--checkpoint"}},
+      {tokenize, {"--field"}},
+      {{"tokenize", "--tokenizer", "bytes", "--in", "text"}, {"--out"}},
+      {{"tokenize", "--tokenizer", "bytes", "--out", "t"}, {"--in"}},
+      {{"tokenize", "--in", "text", "--out", "t"}, {"--tokenizer", "--config"}},
+      {exported, {"--preset", "--tokenizer", "--calibrate"}},
+      {{"logits", "--checkpoint", "x", "--to", "y"}, {"--tokens"}}};
+  for (const auto& [command, options] : commands) {
+    for (const std::string& option : options) {
+      std::vector<std::string> args = command;
+      if (!option.empty()) args.push_back(option);
+      args.push_back("");
+      expect_refused(args, 2,
+                     {(option.empty() ? "dir" : option) + ": found an empty text, which names nothing"});
+    }
+  }
+  expect_refused({"tokenize", "--tokenizer", "bytes", "--in", "text", "--out", "t", "--set", "run.seed=1"}, 2,
+                 {"--set has no effect without --config"});
+  EXPECT_FALSE(fs::exists(folder_ / "t.bin"));
+}
+
 TEST_F(CliOptions, numbers_of_generate_are_checked) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
       {"--max-tokens", {"0", "-1", "1e99", "9223372036854775807", "x", "nan", "1.5"}},
@@ -131,16 +172,6 @@ TEST_F(CliOptions, quoted_arguments_files_and_recipes_are_printable) {
                                                            << printable_lines(exit.errors);
     EXPECT_EQ(printable_lines(exit.errors + exit.output), exit.errors + exit.output);
     EXPECT_EQ(exit.errors.find("\nfp4train: all"), std::string::npos) << exit.errors;
-  }
-}
-
-TEST_F(CliOptions, an_empty_path_is_not_a_path_left_out) {
-  for (const std::vector<std::string>& args :
-       {std::vector<std::string>{"--config", ""}, std::vector<std::string>{"validate", "--config", ""},
-        std::vector<std::string>{"inspect", ""}, std::vector<std::string>{"report", ""},
-        std::vector<std::string>{"generate", "--checkpoint", "", "--prompt", "a"},
-        std::vector<std::string>{"selfcheck", "--golden", ""}}) {
-    expect_refused(args, 2, {"found an empty text"});
   }
 }
 
