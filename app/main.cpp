@@ -137,6 +137,45 @@ void add_tokenize(CLI::App* app, AppOptions& o) {
   app->add_option("--threads", o.threads, "0: one a core")->transform(whole_number_from(0, 1024));
 }
 
+void add_generate(CLI::App* app, AppOptions& o) {
+  app->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
+  app->add_option("--prompt", o.prompt, "the text to continue")->required();
+  app->add_flag("--chat", o.chat,
+                "the prompt is a user's message, in the form of the recipe's tokenizer.chat");
+  app->add_option("--system", o.system, "message in front of it");
+  app->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
+  app->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
+      ->transform(whole_number_from(1, 1'000'000'000));
+  app->add_option("--temperature", o.temperature, "0: greedy")->check(number_from(1e-3, 1e3, true));
+  app->add_option("--top-p", o.top_p, "probability mass to draw from")->check(number_from(1e-6, 1));
+  app->add_option("--seed", o.seed, "seed of the draws")->check(seed());
+  app->add_option("--samples", o.samples, "how many continuations")
+      ->transform(whole_number_from(1, 1'000'000));
+}
+
+void add_export(CLI::App* app, AppOptions& o) {
+  app->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
+  app->add_option("--format", o.format, "hf: numbers; the others: codes and scales of a forward table")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(std::begin(fp4t::kExportLayouts), std::end(fp4t::kExportLayouts))));
+  app->add_option("--numbers", o.numbers,
+                  "exact: bf16 where it holds every value, else fp32; fp32; or bf16: rounded")
+      ->check(CLI::IsMember({"exact", "fp32", "bf16"}));
+  app->add_option("--table", o.export_table,
+                  "whose codes: rl.sampler (if not given), pretrain.forward or rl.trainer.forward")
+      ->check(CLI::IsMember({"rl.sampler", "pretrain.forward", "rl.trainer.forward"}));
+  app->add_option("--preset", o.preset, "tables of this preset instead of the checkpoint's own");
+  app->add_option("--shard-size", o.shard_bytes,
+                  "at most so many bytes a file, as 500MB or 4GB (the default)")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(whole_number_from(1, INT64_MAX));
+  app->add_option("--tokenizer", o.tokenizer,
+                  "folder whose tokenizer files are copied; else the recipe's model.from");
+  app->add_option(
+      "--calibrate", o.calibrate,
+      "a text, a sequence a line, for the scales of activations in NVFP4 layouts; else the recipe's data");
+}
+
 // Names of files, folders and keys: wherever one is asked for, an empty one is no name.
 void refuse_empty_names(CLI::App& app) {
   const std::set<std::string> names = {"--calibrate", "--checkpoint", "--choices", "--config",  "--field",
@@ -172,20 +211,7 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   CLI::App* inspect = add("inspect", "list a checkpoint", fp4t::cmd_inspect);
   inspect->add_option("dir", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   inspect->add_flag("--verify", o.verify, "check every hash");
-  CLI::App* generate = add("generate", "continue a text from a checkpoint", fp4t::cmd_generate);
-  generate->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
-  generate->add_option("--prompt", o.prompt, "the text to continue")->required();
-  generate->add_flag("--chat", o.chat,
-                     "the prompt is a user's message, in the form of the recipe's tokenizer.chat");
-  generate->add_option("--system", o.system, "message in front of it");
-  generate->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
-  generate->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")
-      ->transform(whole_number_from(1, 1'000'000'000));
-  generate->add_option("--temperature", o.temperature, "0: greedy")->check(number_from(1e-3, 1e3, true));
-  generate->add_option("--top-p", o.top_p, "probability mass to draw from")->check(number_from(1e-6, 1));
-  generate->add_option("--seed", o.seed, "seed of the draws")->check(seed());
-  generate->add_option("--samples", o.samples, "how many continuations")
-      ->transform(whole_number_from(1, 1'000'000));
+  add_generate(add("generate", "continue a text from a checkpoint", fp4t::cmd_generate), o);
   add_evaluate_options(
       add("evaluate", "measure a checkpoint on files of text, questions or prompts", fp4t::cmd_evaluate), o);
   add_tokenize(add("tokenize", "write text as files of tokens", fp4t::cmd_tokenize), o);
@@ -209,26 +235,8 @@ std::vector<Entry> add_commands(CLI::App& app, AppOptions& o) {
   from->add_flag("--no-tokenizer", o.no_tokenizer,
                  "leave the folder's tokenizer out: texts are numbers of tokens");
   CLI::App* to = add("export", "write a checkpoint's weights as a Hugging Face folder", fp4t::cmd_export);
-  to->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   goes_to(to, "the folder to make");
-  to->add_option("--format", o.format, "hf: numbers; the others: codes and scales of a forward table")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(std::begin(fp4t::kExportLayouts), std::end(fp4t::kExportLayouts))));
-  to->add_option("--numbers", o.numbers,
-                 "exact: bf16 where it holds every value, else fp32; fp32; or bf16: rounded")
-      ->check(CLI::IsMember({"exact", "fp32", "bf16"}));
-  to->add_option("--table", o.export_table,
-                 "whose codes: rl.sampler (if not given), pretrain.forward or rl.trainer.forward")
-      ->check(CLI::IsMember({"rl.sampler", "pretrain.forward", "rl.trainer.forward"}));
-  to->add_option("--preset", o.preset, "tables of this preset instead of the checkpoint's own");
-  to->add_option("--shard-size", o.shard_bytes, "at most so many bytes a file, as 500MB or 4GB (the default)")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(whole_number_from(1, INT64_MAX));
-  to->add_option("--tokenizer", o.tokenizer,
-                 "folder whose tokenizer files are copied; else the recipe's model.from");
-  to->add_option(
-      "--calibrate", o.calibrate,
-      "a text, a sequence a line, for the scales of activations in NVFP4 layouts; else the recipe's data");
+  add_export(to, o);
   CLI::App* logits = add("logits", "write the FP32 logits of token sequences", fp4t::cmd_logits);
   logits->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   logits->add_option("--tokens", o.tokens, "a file: the token numbers of one sequence a line")->required();
