@@ -42,7 +42,17 @@ void visit_source(FieldVisitor& v, DataSourceSpec& s) {
               .or_empty("one document a file")
               .only_if(text, "kind is text"),
           s.separator);
-  v.value(course("field", "key that holds the text of a line").only_if(jsonl, "kind is jsonl"), s.field);
+  v.value(course("field",
+                 "key that holds the text of a line, or with tokenizer.chat a conversation: a list of "
+                 "{role, content}")
+              .only_if(jsonl, "kind is jsonl"),
+          s.field);
+  v.value(course("loss_on",
+                 "tokens of conversations that are trained: assistant (what its messages say, and what ends "
+                 "them) or all")
+              .one_of({"assistant", "all"})
+              .only_if(jsonl, "kind is jsonl"),
+          s.loss_on);
   v.value(course("weight", "share of the tokens").at_least(0).at_most(kMostFactor), s.weight);
   v.value(course("end_of_document", "append <eod> to each document")
               .only_if(!tokens, "kind is not megatron, llmc or nanogpt"),

@@ -181,16 +181,17 @@ struct DataSourceSpec {
   std::string name;
   // text, jsonl; megatron, llmc, nanogpt: files of tokens; sums, countdown, random: generated
   std::string kind = "text";
-  std::vector<std::string> paths;  // files or folders, globs allowed
-  std::string separator;           // text: a line that separates documents ("%"); "": one document a file
-  std::string field = "text";      // jsonl
-  double weight = 1.0;             // share of the tokens
-  bool end_of_document = true;     // text, jsonl: append <eod> to each document
-  bool special_tokens = false;     // text, jsonl: texts of special tokens are those tokens
-  std::string dtype = "uint16";    // nanogpt: uint16, uint32
-  int64_t low = 10, high = 99;     // sums: range of both operands; countdown: of its numbers
-  double wrong_fraction = 0.0;     // sums, countdown: share of documents whose answer is wrong on purpose
-  int64_t numbers = 3;             // countdown: numbers a problem
+  std::vector<std::string> paths;     // files or folders, globs allowed
+  std::string separator;              // text: a line that separates documents ("%"); "": one document a file
+  std::string field = "text";         // jsonl
+  std::string loss_on = "assistant";  // jsonl, of rows that are conversations: assistant, all
+  double weight = 1.0;                // share of the tokens
+  bool end_of_document = true;        // text, jsonl: append <eod> to each document
+  bool special_tokens = false;        // text, jsonl: texts of special tokens are those tokens
+  std::string dtype = "uint16";       // nanogpt: uint16, uint32
+  int64_t low = 10, high = 99;        // sums: range of both operands; countdown: of its numbers
+  double wrong_fraction = 0.0;        // sums, countdown: share of documents whose answer is wrong on purpose
+  int64_t numbers = 3;                // countdown: numbers a problem
   HeldOutSpec held_out;
   bool operator==(const DataSourceSpec&) const = default;
 };

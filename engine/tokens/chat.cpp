@@ -58,16 +58,19 @@ std::string template_of(const std::string& path) {
 class Chat::Line {
  public:
   explicit Line(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  Line& text(const std::string& more) {
+  // `spoken`: the assistant's. Up to the next token no text follows that is not.
+  Line& text(const std::string& more, bool spoken = false) {
+    if (spoken) answer_ = std::min(answer_, text_.size());
     text_ += more;
     return *this;
   }
-  Line& token(int32_t id) {
+  Line& token(int32_t id, bool spoken = false) {
     flush();
-    out_.push_back(id);
+    out_.ids.push_back(id);
+    out_.spoken.push_back(spoken);
     return *this;
   }
-  std::vector<int32_t> finish() {
+  ChatTokens finish() {
     flush();
     return std::move(out_);
   }
@@ -75,14 +78,26 @@ class Chat::Line {
  private:
   void flush() {
     std::string_view text = text_;
-    if (tokenizer_.puts_a_space_in_front() && text.starts_with(' ')) text.remove_prefix(1);
+    if (tokenizer_.puts_a_space_in_front() && text.starts_with(' ')) {
+      text.remove_prefix(1);
+      if (answer_ > 0 && answer_ != std::string::npos) --answer_;
+    }
     const std::vector<int32_t> ids = tokenizer_.encode(text);
-    out_.insert(out_.end(), ids.begin(), ids.end());
+    size_t before = ids.size();  // tokens that the text has without the answer, too
+    if (answer_ != std::string::npos) {
+      const std::vector<int32_t> alone = tokenizer_.encode(text.substr(0, answer_));
+      const auto [mine, its] = std::mismatch(ids.begin(), ids.end(), alone.begin(), alone.end());
+      before = static_cast<size_t>(mine - ids.begin());
+    }
+    out_.ids.insert(out_.ids.end(), ids.begin(), ids.end());
+    for (size_t i = 0; i < ids.size(); ++i) out_.spoken.push_back(i >= before);
     text_.clear();
+    answer_ = std::string::npos;
   }
   const Tokenizer& tokenizer_;
   std::string text_;
-  std::vector<int32_t> out_;
+  size_t answer_ = std::string::npos;  // where it begins in the text
+  ChatTokens out_;
 };
 
 Chat::Chat(const std::string& form, const Tokenizer& tokenizer) : form_(form), tokenizer_(tokenizer) {
@@ -106,7 +121,21 @@ Chat::Chat(const std::string& form, const Tokenizer& tokenizer) : form_(form), t
   }
 }
 
+namespace {
+
+bool is_spoken(const Message& m) { return m.role == "assistant"; }
+
+}  // namespace
+
 std::vector<int32_t> Chat::tokens(const std::vector<Message>& messages, bool answer) const {
+  return rendered(messages, answer).ids;
+}
+
+ChatTokens Chat::conversation(const std::vector<Message>& messages) const {
+  return rendered(messages, false);
+}
+
+ChatTokens Chat::rendered(const std::vector<Message>& messages, bool answer) const {
   if (messages.empty()) throw BadDataError("a conversation without messages");
   for (const Message& m : messages) {
     if (m.role.empty()) throw BadDataError("a message without a role");
@@ -130,7 +159,10 @@ std::vector<int32_t> Chat::end_tokens() const {
 }
 
 void Chat::chatml(const std::vector<Message>& messages, bool answer, Line& line) const {
-  for (const Message& m : messages) line.token(start_).text(m.role + "\n" + m.content).token(end_).text("\n");
+  for (const Message& m : messages) {
+    const bool spoken = is_spoken(m);
+    line.token(start_).text(m.role + "\n").text(m.content, spoken).token(end_, spoken).text("\n");
+  }
   if (answer) line.token(start_).text("assistant\n");
 }
 
@@ -141,7 +173,7 @@ void Chat::llama3(const std::vector<Message>& messages, bool answer, Line& line)
   line.token(begin_);
   for (const Message& m : messages) {
     header(m.role);
-    line.text(trimmed(m.content)).token(end_);
+    line.text(trimmed(m.content), is_spoken(m)).token(end_, is_spoken(m));
   }
   if (answer) header("assistant");
 }
@@ -158,7 +190,7 @@ void Chat::mistral(const std::vector<Message>& messages, Line& line) const {
                          "; allowed: user and assistant in turn, after one system message or none"));
     }
     if (!is_user) {
-      line.text(" " + m.content).token(end_);
+      line.text(" " + m.content, true).token(end_, true);
       continue;
     }
     const std::string before = has_system && i == 1 ? messages.front().content + "\n\n" : "";

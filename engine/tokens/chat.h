@@ -2,11 +2,10 @@
 // run: a form is a few lines of code here, and a template that is none of them is refused.
 //   chatml   Qwen2, Qwen3:  <|im_start|>ROLE\nTEXT<|im_end|>\n for each message; no system message is made up
 //   llama3   Llama 3:       <|begin_of_text|>, and <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
-//   for each
-//                           message, white space around TEXT left out
+//                           for each message, white space around TEXT left out
 //   mistral  Mixtral:       <s>, and [INST] TEXT [/INST] for the user's, TEXT</s> for the answers, which take
-//   turns; a
-//                           system message goes in front of the first of the user's, an empty line between
+//                           turns; a system message goes in front of the first of the user's, an empty line
+//                           between
 // What a message says is text: special tokens are never made from it.
 #pragma once
 
@@ -24,6 +23,12 @@ struct Message {
   std::string content;
 };
 
+// Ids, and of each whether it is the assistant's: of what a message of that role says, and what ends it.
+struct ChatTokens {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> spoken;
+};
+
 class Chat {
  public:
   // Throws RecipeError when the tokenizer lacks a token of the form.
@@ -32,12 +37,16 @@ class Chat {
   // `answer`: up to where the assistant's answer begins. Throws BadDataError for messages that the form has
   // no place for.
   std::vector<int32_t> tokens(const std::vector<Message>& messages, bool answer) const;
+  // A whole conversation. A token that holds the end of what goes before an answer and its beginning is the
+  // answer's. Throws as tokens().
+  ChatTokens conversation(const std::vector<Message>& messages) const;
   // At which an answer ends.
   std::vector<int32_t> end_tokens() const;
 
  private:
   // Text and special tokens one behind another; neighbouring texts are tokenised as one.
   class Line;
+  ChatTokens rendered(const std::vector<Message>& messages, bool answer) const;
   void chatml(const std::vector<Message>& messages, bool answer, Line& line) const;
   void llama3(const std::vector<Message>& messages, bool answer, Line& line) const;
   void mistral(const std::vector<Message>& messages, Line& line) const;

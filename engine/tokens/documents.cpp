@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "engine/metrics/json_line.h"
+#include "engine/tokens/conversation.h"
 #include "engine/tokens/hash.h"
 #include "engine/tokens/inputs.h"
 #include "kernels/base/check.h"
@@ -113,13 +114,15 @@ class DocumentReader::File {
   int64_t number_ = 0, bytes_ = 0;
 };
 
-DocumentReader::DocumentReader(const DataSourceSpec& spec) : spec_(spec), files_(input_files(spec)) {}
+DocumentReader::DocumentReader(const DataSourceSpec& spec, Conversations conversations)
+    : spec_(spec), conversations_(conversations), files_(input_files(spec)) {}
 DocumentReader::~DocumentReader() = default;
 
 void DocumentReader::take(Document document, std::vector<Document>& out) {
-  if (document.text.empty()) return;
+  if (document.text.empty() && document.messages.empty()) return;
   document.file = next_file_ - 1;
   taken_bytes_ += document.text.size();
+  for (const Message& m : document.messages) taken_bytes_ += m.content.size();
   any_ = true;
   out.push_back(std::move(document));
 }
@@ -152,13 +155,30 @@ bool DocumentReader::more_json(std::vector<Document>& out) {
   if (!line.empty() && line.back() == '\r') line.pop_back();
   if (line.find_first_not_of(" \t") == std::string::npos) return true;
   const auto object = parse_json_line(line, file_->path(), file_->number());
-  if (!object.is_object() || !object.contains(spec_.field) || !object[spec_.field].is_string()) {
-    throw BadDataError(detail::concat(printable(file_->path()), ":", file_->number(),
-                                      ": no text under the key '", printable(spec_.field), "'"));
+  const auto refuse = [&](const std::string& what) {
+    throw BadDataError(detail::concat(printable(file_->path()), ":", file_->number(), ": ", what));
+  };
+  const bool there = object.is_object() && object.contains(spec_.field);
+  Document document;
+  document.line = file_->number();
+  if (there && object[spec_.field].is_string()) {
+    document.text = object[spec_.field].get<std::string>();
+    if (document.text.find('\0') != std::string::npos)
+      refuse_nul(file_->path(), file_->number());  // as an escape
+  } else if (there && object[spec_.field].is_array() && conversations_ == Conversations::kTaken) {
+    try {
+      document.messages = messages_of(object[spec_.field]);
+    } catch (const BadDataError& e) {
+      refuse("'" + printable(spec_.field) + "': " + e.what());
+    }
+    for (const Message& m : document.messages) {
+      if (m.content.find('\0') != std::string::npos) refuse_nul(file_->path(), file_->number());
+    }
+  } else {
+    const bool list = there && object[spec_.field].is_array();
+    refuse("no text under the key '" + printable(spec_.field) + "'" +
+           (list ? ", but a list; conversations are taken as data to train on alone" : ""));
   }
-  Document document{object[spec_.field].get<std::string>(), 0, file_->number()};
-  if (document.text.find('\0') != std::string::npos)
-    refuse_nul(file_->path(), file_->number());  // as an escape
   take(std::move(document), out);
   return true;
 }
@@ -192,24 +212,56 @@ std::string DocumentReader::hash() const {
   return xxh3_hex(digest_ + spec_.kind + "|" + spec_.separator + "|" + spec_.field);
 }
 
-std::vector<int32_t> document_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
-                                     const Document& document, const std::string& file) {
-  std::vector<int32_t> tokens;
+namespace {
+
+DocumentTokens conversation_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
+                                   const Document& document) {
+  if (tokenizer.chat().empty()) {
+    throw BadDataError("a conversation, which needs a form of conversations (tokenizer.chat)");
+  }
+  ChatTokens chat = Chat(tokenizer.chat(), tokenizer).conversation(document.messages);
+  DocumentTokens tokens{std::move(chat.ids), {}};
+  if (spec.loss_on == "assistant") {
+    tokens.trained = std::move(chat.spoken);
+    if (std::count(tokens.trained.begin(), tokens.trained.end(), 1) == 0) {
+      throw BadDataError("a conversation without an assistant's message: nothing of it is trained (loss_on)");
+    }
+  }
+  const int32_t end = tokenizer.end_of_document();
+  if (spec.end_of_document && tokens.ids.back() != end) {
+    tokens.ids.push_back(end);
+    if (!tokens.trained.empty()) tokens.trained.push_back(0);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+DocumentTokens document_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
+                               const Document& document, const std::string& file) {
+  const auto refuse = [&](int64_t line, const std::string& what) {
+    throw BadDataError(detail::concat(printable(file), ":", line, ": ", what));
+  };
+  DocumentTokens tokens;
   try {
-    tokens = spec.special_tokens ? tokenizer.encode_marked(document.text) : tokenizer.encode(document.text);
+    if (!document.messages.empty()) return conversation_tokens(spec, tokenizer, document);
+    tokens.ids =
+        spec.special_tokens ? tokenizer.encode_marked(document.text) : tokenizer.encode(document.text);
   } catch (const NoTokenError& e) {
     // A line break of a text is one of its file; not so in JSON.
-    const int64_t inside = spec.kind == "text" ? lines_before(document.text, e.at) : 0;
-    throw BadDataError(detail::concat(printable(file), ":", document.line + inside, ": ", e.what()));
+    refuse(document.line + (spec.kind == "text" ? lines_before(document.text, e.at) : 0), e.what());
+  } catch (const BadDataError& e) {
+    refuse(document.line, e.what());
   }
-  if (tokenizer.begin_of_document() >= 0) tokens.insert(tokens.begin(), tokenizer.begin_of_document());
-  if (spec.end_of_document) tokens.push_back(tokenizer.end_of_document());
+  if (tokenizer.begin_of_document() >= 0)
+    tokens.ids.insert(tokens.ids.begin(), tokenizer.begin_of_document());
+  if (spec.end_of_document) tokens.ids.push_back(tokenizer.end_of_document());
   return tokens;
 }
 
 std::vector<int32_t> Documents::tokens(size_t document, const Tokenizer& tokenizer) const {
-  const Document whole{texts[document], places[document].file, places[document].line};
-  return document_tokens(spec, tokenizer, whole, files[whole.file]);
+  const Document whole{texts[document], {}, places[document].file, places[document].line};
+  return document_tokens(spec, tokenizer, whole, files[whole.file]).ids;
 }
 
 Documents read_documents(const DataSourceSpec& spec) {
@@ -219,7 +271,7 @@ Documents read_documents(const DataSourceSpec& spec) {
   DocumentReader reader(spec);
   for (Document& document : reader.next(std::numeric_limits<size_t>::max())) {
     all.texts.push_back(std::move(document.text));
-    all.places.push_back({"", document.file, document.line});
+    all.places.push_back({"", {}, document.file, document.line});
   }
   all.files = reader.files();
   return all;

@@ -7,20 +7,25 @@
 #include <vector>
 
 #include "engine/recipe/recipe.h"
+#include "engine/tokens/chat.h"
 #include "engine/tokens/tokenizer.h"
 
 namespace fp4t {
 
+// Whether rows of JSON lines may be conversations.
+enum class Conversations : uint8_t { kRefused, kTaken };
+
 struct Document {
   std::string text;
-  size_t file = 0;   // index in DocumentReader::files()
-  int64_t line = 1;  // where it begins
+  std::vector<Message> messages;  // a conversation instead of a text
+  size_t file = 0;                // index in DocumentReader::files()
+  int64_t line = 1;               // where it begins
 };
 
 class DocumentReader {
  public:
   // Of a source of kind text or jsonl. Throws MissingInputError, BadDataError.
-  explicit DocumentReader(const DataSourceSpec& spec);
+  explicit DocumentReader(const DataSourceSpec& spec, Conversations conversations = Conversations::kRefused);
   ~DocumentReader();
 
   // The next documents in file order, none of them empty: at least one, and no more once they have `bytes`
@@ -41,6 +46,7 @@ class DocumentReader {
   void end_file();
 
   DataSourceSpec spec_;
+  Conversations conversations_;
   std::vector<std::string> files_;
   std::unique_ptr<File> file_;  // the one at hand
   size_t next_file_ = 0;
@@ -50,10 +56,15 @@ class DocumentReader {
   int64_t bytes_ = 0;
 };
 
+struct DocumentTokens {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> trained;  // of each whether it is a target; empty: all are
+};
+
 // Tokens of a document as a model is trained on them: with what begins and ends documents, by the source's
-// options. Throws BadDataError naming file and line.
-std::vector<int32_t> document_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
-                                     const Document& document, const std::string& file);
+// options; of a conversation in the form of the tokenizer. Throws BadDataError naming file and line.
+DocumentTokens document_tokens(const DataSourceSpec& spec, const Tokenizer& tokenizer,
+                               const Document& document, const std::string& file);
 
 // All documents of a source at once, to measure on.
 struct Documents {

@@ -7,11 +7,13 @@
 
 namespace fp4t {
 
-void append_piece(Sequence& sequence, const int32_t* tokens, size_t count, int32_t next) {
+void append_piece(Sequence& sequence, const int32_t* tokens, size_t count, int32_t next,
+                  const uint8_t* trained) {
   const auto first = static_cast<int32_t>(sequence.tokens.size());
   for (size_t i = 0; i < count; ++i) {
     sequence.tokens.push_back(tokens[i]);
-    sequence.targets.push_back(i + 1 < count ? tokens[i + 1] : next);
+    const bool is_target = i + 1 == count || !trained || trained[i + 1] != 0;
+    sequence.targets.push_back(i + 1 == count ? next : is_target ? tokens[i + 1] : -1);
     sequence.positions.push_back(static_cast<int32_t>(i));
     sequence.doc_begin.push_back(first);
   }
@@ -49,7 +51,9 @@ Sequence PackedDocuments::sequence(int64_t n) const {
     tokens.resize(static_cast<size_t>(to - from + goes_on));
     store_.read(order_[i], from, to + goes_on, tokens.data());
     const auto count = static_cast<size_t>(to - from);
-    append_piece(sequence, tokens.data(), count, goes_on ? tokens[count] : -1);
+    const uint8_t* trained = store_.trained(order_[i], from);
+    const bool trains_next = goes_on && (!trained || trained[count] != 0);
+    append_piece(sequence, tokens.data(), count, trains_next ? tokens[count] : -1, trained);
     at += to - from;
   }
   fill_up(sequence, length_, eod_);

@@ -30,8 +30,10 @@ class PackedDocuments {
   int32_t eod_;
 };
 
-// Appends tokens [begin, end) of a document that goes on with `next`, -1 when it ends there.
-void append_piece(Sequence& sequence, const int32_t* tokens, size_t count, int32_t next);
+// Appends tokens of a document that goes on with `next`, -1 when it ends there or that is no target.
+// `trained`: of each token whether it is a target; null: all are.
+void append_piece(Sequence& sequence, const int32_t* tokens, size_t count, int32_t next,
+                  const uint8_t* trained = nullptr);
 // Fills a sequence up with untrained <eod>.
 void fill_up(Sequence& sequence, int64_t length, int32_t end_of_document);
 

@@ -16,23 +16,31 @@ class TextStore : public TokenStore {
  public:
   TextStore(const DataSourceSpec& spec, const Tokenizer& tokenizer) {
     constexpr size_t kBatchBytes = size_t{8} << 20;
-    DocumentReader reader(spec);
+    DocumentReader reader(spec, Conversations::kTaken);
+    bool any_conversation = false;
     for (auto batch = reader.next(kBatchBytes); !batch.empty(); batch = reader.next(kBatchBytes)) {
       for (const Document& document : batch) {
-        const std::vector<int32_t> tokens =
-            document_tokens(spec, tokenizer, document, reader.files()[document.file]);
-        tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-        begins_.push_back(static_cast<int64_t>(tokens_.size()));
+        add(document_tokens(spec, tokenizer, document, reader.files()[document.file]));
+        any_conversation |= !document.messages.empty();
       }
     }
     files_ = static_cast<int64_t>(reader.files().size());
     hash_ = reader.hash();
+    if (any_conversation) hash_ = xxh3_hex(hash_ + "|" + tokenizer.chat() + "|" + spec.loss_on);
   }
 
   std::string hash() const override { return hash_; }
   int64_t files() const override { return files_; }
 
  private:
+  void add(const DocumentTokens& document) {
+    if (trained_.empty() && !document.trained.empty()) trained_.assign(tokens_.size(), 1);
+    tokens_.insert(tokens_.end(), document.ids.begin(), document.ids.end());
+    begins_.push_back(static_cast<int64_t>(tokens_.size()));
+    if (trained_.empty() && document.trained.empty()) return;
+    trained_.insert(trained_.end(), document.trained.begin(), document.trained.end());
+    trained_.resize(tokens_.size(), 1);
+  }
   void read_tokens(int64_t from, int64_t count, int32_t* out) const override {
     std::copy_n(tokens_.begin() + from, count, out);
   }

@@ -22,6 +22,10 @@ class TokenStore {
   void read(int64_t document, int64_t from, int64_t to, int32_t* out) const {
     read_tokens(begin(document) + from, to - from, out);
   }
+  // Of the tokens of a document from `from` on, whether each is a target; null: all are.
+  const uint8_t* trained(int64_t document, int64_t from) const {
+    return trained_.empty() ? nullptr : trained_.data() + begin(document) + from;
+  }
   // Looks at every token, and at hashes where a file's writer noted them. Throws as read().
   virtual void check_tokens() const {}
   // Path-independent: of names, contents and options.
@@ -31,6 +35,7 @@ class TokenStore {
  protected:
   virtual void read_tokens(int64_t from, int64_t count, int32_t* out) const = 0;
   std::vector<int64_t> begins_ = {0};  // of each document, and the end of the last
+  std::vector<uint8_t> trained_;       // of each token; empty: all are
 
  private:
   int64_t begin(int64_t document) const { return begins_[static_cast<size_t>(document)]; }

@@ -116,7 +116,7 @@ TokenizeReport tokenize_files(const DataSourceSpec& source, const Tokenizer& tok
     pool.run(static_cast<int64_t>(batch.size()), 1, [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
         const std::string& file = reader.files()[batch[i].file];
-        const std::vector<int32_t> tokens = document_tokens(source, tokenizer, batch[i], file);
+        const std::vector<int32_t> tokens = document_tokens(source, tokenizer, batch[i], file).ids;
         if (tokens.size() > std::numeric_limits<int32_t>::max()) {
           throw BadDataError(detail::concat(printable(file), ":", batch[i].line, ": a document of ",
                                             tokens.size(), " tokens"));

@@ -147,10 +147,10 @@ TEST_F(CliTokens, tokenize_refuses_what_it_cannot_do) {
   EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "o", "--kind", "jsonl",
                      "--separator", "%"}),
                 2, "--separator has no effect");
-  for (const char* out : {"", "text/"}) {
-    EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", out}), 2,
-                  "names no file");
-  }
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "text/"}), 2,
+                "names no file");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", ""}), 2,
+                "--out: found an");
   EXPECT_FALSE(fs::exists(folder_ / ".bin"));
 }
 

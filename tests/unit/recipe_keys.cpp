@@ -80,6 +80,7 @@ Recipe first() {
   p.data[1].kind = "jsonl";
   p.data[1].paths = {"l"};
   p.data[1].field = "body";
+  p.data[1].loss_on = "all";
   p.data[2].name = "s";
   p.data[2].kind = "sums";
   p.data[2].low = 1;

@@ -31,7 +31,7 @@ stages:
       batch: {tokens: 64, micro_sequences: 2, length: 32}
       data:
         - {name: t, kind: text, paths: [a, b], separator: "%", weight: 2, end_of_document: false, held_out: {fraction: 0.125, seed: 5}}
-        - {name: j, kind: jsonl, paths: [l], field: body}
+        - {name: j, kind: jsonl, paths: [l], field: body, loss_on: all}
         - {name: s, kind: sums, low: 1, high: 9, wrong_fraction: 0.5, held_out: {fraction: 0.25, seed: 6, hash: 00112233aabbccdd}}
         - {name: c, kind: countdown, numbers: 4}
       optimizer: {learning_rate: 0.5, beta1: 0.6, beta2: 0.7, eps: 1e-6, weight_decay: 0.1, clip_norm: 2, state: keep}
