@@ -23,7 +23,7 @@ void install_stop_handlers() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (int number : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) sigaction(number, &action, nullptr);
-  std::signal(SIGXFSZ, SIG_IGN);
+  for (int number : {SIGXFSZ, SIGPIPE}) std::signal(number, SIG_IGN);
 }
 
 int stop_requested() { return g_signal; }

@@ -245,6 +245,10 @@ TEST_F(CliOptions, output_that_cannot_be_written_is_a_failure) {
   }
   // A run is not for the screen.
   EXPECT_EQ(run_under(folder_.path(), "exec \"$0\" \"$@\" > /dev/full", {"--config", "recipe.yaml"}).code, 0);
+  // Neither does it need a reader: `fp4train ... | head`.
+  run_under(folder_.path(), "{ \"$0\" \"$@\"; echo $? > code; } | true",
+            {"--config", "recipe.yaml", "--set", "run.dir=unread"});
+  EXPECT_EQ(read_text(folder_ / "code"), "0\n");
   for (const auto& args : {std::vector<std::string>{"generate", "--checkpoint", "run", "--prompt", "a"},
                            {"inspect", "run"},
                            {"report", "run"}}) {
