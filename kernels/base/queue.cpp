@@ -178,7 +178,10 @@ Recording Queue::record(const std::function<void()>& body) {
   try {
     body();
   } catch (...) {
-    recording.graph_ = cuda::end_recording(stream_);  // the stream must leave the recording state
+    try {
+      recording.graph_ = cuda::end_recording(stream_);  // the stream must leave the recording state
+    } catch (const Error&) {  // of a recording that the first error has spoilt, which is the one to report
+    }
     throw;
   }
   recording.graph_ = cuda::end_recording(stream_);

@@ -9,6 +9,7 @@ namespace fp4t::cuda {
 
 void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
+  cudaGetLastError();  // told here: the next launch must not find it
   throw Error(ExitCode::kInternal, fp4t::detail::concat(what, ": ", cudaGetErrorString(status)));
 }
 
