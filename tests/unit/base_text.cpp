@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/utf8.h"
+
 namespace fp4t {
 namespace {
 
@@ -39,6 +41,30 @@ TEST(Text, only_well_formed_characters_have_a_length) {
   EXPECT_EQ(utf8_length("ü", 1), 0u);
   EXPECT_EQ(utf8_length("\xE0\x9F\xBF", 0), 0u);
   EXPECT_EQ(utf8_length("\xF0\x8F\xBF\xBF", 0), 0u);
+}
+
+TEST(Text, parts_of_a_character_end_where_it_cannot_go_on) {
+  const struct {
+    const char* text;
+    size_t bytes, needed;
+  } cases[] = {{"a", 1, 1},
+               {"\xE2\x82\xAC", 3, 3},
+               {"\xE2\x82", 2, 3},
+               {"\xE2\x82"
+                "A",
+                2, 3},
+               {"\xF0\x9F\x98", 3, 4},
+               {"\xED\xA0\x80", 1, 3},
+               {"\xF4\x90\x80\x80", 1, 4},
+               {"\xC0\x80", 1, 0},
+               {"\x80", 1, 0},
+               {"\xF5", 1, 0}};
+  for (const auto& c : cases) {
+    const Utf8Part part = utf8_part(c.text, 0);
+    EXPECT_EQ(part.bytes, c.bytes) << printable(c.text);
+    EXPECT_EQ(part.needed, c.needed) << printable(c.text);
+    EXPECT_EQ(part.whole(), utf8_length(c.text, 0) > 0) << printable(c.text);
+  }
 }
 
 TEST(Text, long_text_is_cut_between_characters) {
