@@ -152,6 +152,7 @@ TEST_F(Slurm, without_a_recipe_the_use_is_told) {
 // The whole way with the real program on two ranks: warned, saved, put back, started again by the same
 // command.
 TEST_F(Slurm, a_run_that_was_warned_goes_on_as_if_it_had_not_been) {
+  if (!mpirun_passes_signals_on()) GTEST_SKIP() << "this mpirun does not pass SIGUSR1 on";
   put("bin/srun",
       "#!/usr/bin/env bash\nwhile [[ \"$1\" == -* ]]; do shift; done\nexec \"$MPIRUN\" --oversubscribe "
       "--allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1 -np 2 \"$@\"\n");

@@ -63,12 +63,26 @@ Command binary_command(const std::vector<std::string>& args) {
   return command;
 }
 
-Command ranks_command(int ranks, const std::vector<std::string>& args) {
+namespace {
+Command under_mpirun(int ranks, const Command& program) {
   Command command{{from_environment("FP4T_TEST_MPIRUN"), "--oversubscribe", "--allow-run-as-root",
                    "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-np", std::to_string(ranks)}};
-  const Command binary = binary_command(args);
-  command.words.insert(command.words.end(), binary.words.begin(), binary.words.end());
+  command.words.insert(command.words.end(), program.words.begin(), program.words.end());
   return command;
+}
+}  // namespace
+
+Command ranks_command(int ranks, const std::vector<std::string>& args) {
+  return under_mpirun(ranks, binary_command(args));
+}
+
+bool mpirun_passes_signals_on() {
+  const ScratchFolder folder;
+  const std::string script = "trap 'exit 75' USR1; : >ready; for ((i = 0; i < 50; ++i)); do sleep 0.1; done";
+  Process job(folder.path(), under_mpirun(1, {{"/bin/bash", "-c", script}}));
+  if (!wait_until([&] { return std::filesystem::exists(folder / "ready") || !job.running(); })) return false;
+  job.signal(SIGUSR1);
+  return job.wait().code == 75;
 }
 
 Process::Process(const std::string& folder, const std::vector<std::string>& args,

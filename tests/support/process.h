@@ -47,6 +47,9 @@ struct Command {
 // The binary with `args`, and the same on n ranks under mpirun.
 Command binary_command(const std::vector<std::string>& args);
 Command ranks_command(int ranks, const std::vector<std::string>& args);
+// Whether this mpirun passes SIGUSR1 on to what it starts, which one found in Ubuntu 24.04 (Open MPI 4.1.6)
+// does not.
+bool mpirun_passes_signals_on();
 
 class Process {
  public:
