@@ -30,6 +30,16 @@ TokenizerSpec tokenizer_of(const AppOptions& options) {
   return spec;
 }
 
+std::unique_ptr<Tokenizer> tokenizer_for(const AppOptions& options) {
+  const TokenizerSpec spec = tokenizer_of(options);
+  try {
+    return make_tokenizer(spec);
+  } catch (const RecipeError& e) {
+    if (!options.recipe.config.empty()) throw;
+    throw RecipeError(std::string(e.what()) + "; --config takes a recipe with such a key");
+  }
+}
+
 }  // namespace
 
 int cmd_tokenize(const AppOptions& options) {
@@ -46,7 +56,7 @@ int cmd_tokenize(const AppOptions& options) {
   source.separator = options.separator;
   source.end_of_document = !options.no_end_of_document;
   source.special_tokens = options.special_tokens;
-  const auto tokenizer = make_tokenizer(tokenizer_of(options));
+  const auto tokenizer = tokenizer_for(options);
   const int threads = options.threads > 0
                           ? static_cast<int>(options.threads)
                           : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

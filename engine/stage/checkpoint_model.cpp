@@ -50,7 +50,12 @@ CheckpointModel::CheckpointModel(const std::string& checkpoint, const std::strin
   const Recipe recipe = recipe_of_checkpoint(info, overrides);
   machine = probe_machine(recipe.run.device, static_cast<int>(recipe.run.threads));
   plan = make_plan(recipe, machine, recorded_span_steps(info.state));
-  tokenizer = make_tokenizer(plan.tokenizer);
+  try {
+    tokenizer = make_tokenizer(plan.tokenizer);
+  } catch (const MissingInputError& e) {
+    if (!tokenizer_path.empty()) throw;
+    throw MissingInputError(std::string(e.what()) + "; --tokenizer FILE says where it is now");
+  }
 }
 
 Pass CheckpointModel::pass(const std::string& table) const {

@@ -68,7 +68,8 @@ TEST_F(CliTokens, a_run_with_a_vocabulary_file_trains_and_generates) {
   EXPECT_GT(pieces.size(), 3u);
   // The checkpoint knows the vocabulary by its hash: the file may move, and may not change.
   fs::rename(folder_ / "t.json", folder_ / "moved.json");
-  EXPECT_ANSWER(run(generate), 66, "t.json");
+  EXPECT_ANSWER(run(generate), 66,
+                "t.json: No such file or directory; --tokenizer FILE says where it is now");
   std::vector<std::string> with_file = generate;
   with_file.insert(with_file.end(), {"--tokenizer", "moved.json"});
   const Exit moved = run(with_file);
@@ -136,6 +137,15 @@ TEST_F(CliTokens, tokenised_files_train_as_their_text_does) {
 
 TEST_F(CliTokens, tokenize_refuses_what_it_cannot_do) {
   EXPECT_ANSWER(run({"tokenize", "--in", "text", "--out", "o"}), 2, "found neither");
+  auto nameless = nlohmann::json::parse(read_text(folder_ / "t.json"));
+  for (auto& token : nameless["added_tokens"]) {
+    if (token["content"] == "<|end_of_text|>") token["content"] = "<|that was it|>";
+  }
+  write_text(folder_ / "nameless.json", nameless.dump());
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "nameless.json", "--in", "text", "--out", "o"}), 2,
+                "tokenizer.end_of_document: missing, and nameless.json has no token with a usual name");
+  EXPECT_ANSWER(run({"tokenize", "--tokenizer", "nameless.json", "--in", "text", "--out", "o"}), 2,
+                "--config takes a recipe with such a key");
   EXPECT_ANSWER(run({"tokenize", "--tokenizer", "none", "--in", "text", "--out", "o"}), 66, "none");
   EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "nowhere", "--out", "o"}), 66, "nowhere");
   EXPECT_ANSWER(run({"tokenize", "--tokenizer", "t.json", "--in", "text", "--out", "none/o"}), 73,
