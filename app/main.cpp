@@ -140,8 +140,10 @@ void add_tokenize(CLI::App* app, AppOptions& o) {
 void add_generate(CLI::App* app, AppOptions& o) {
   app->add_option("--checkpoint", o.checkpoint, "a checkpoint, or a run folder: its latest")->required();
   app->add_option("--prompt", o.prompt, "the text to continue")->required();
-  app->add_flag("--chat", o.chat,
-                "the prompt is a user's message, in the form of the recipe's tokenizer.chat");
+  app->add_flag(
+      "--chat", o.chat,
+      "the prompt is a user's message, in the form of the recipe's tokenizer.chat, or of the template "
+      "beside the tokenizer's file");
   app->add_option("--system", o.system, "message in front of it");
   app->add_option("--tokenizer", o.tokenizer, "the tokenizer's file, if it has moved");
   app->add_option("--max-tokens", o.max_tokens, "at most so many tokens (128, or what fits)")

@@ -10,22 +10,29 @@ namespace fp4t {
 
 namespace {
 
-std::vector<int32_t> prompt_of(const TextRequest& request, const Tokenizer& tokenizer) {
+// The recipe's, or the one of the template beside the vocabulary's file, which an imported model has.
+Chat chat_of(const CheckpointModel& source) {
+  const std::string& form = source.tokenizer->chat();
+  const std::string& file = source.plan.tokenizer.path;
+  if (form.empty() && file.empty()) throw RecipeError("--chat: the run's recipe has no tokenizer.chat");
+  return {form.empty() ? chat_form_beside(file) : form, *source.tokenizer};
+}
+
+std::vector<int32_t> prompt_of(const TextRequest& request, const CheckpointModel& source) {
   if (!request.chat) {
     if (!request.system.empty()) throw RecipeError("--system: has no effect without --chat");
-    return tokenizer.prompt(request.prompt);
+    return source.tokenizer->prompt(request.prompt);
   }
-  if (tokenizer.chat().empty()) throw RecipeError("--chat: the run's recipe has no tokenizer.chat");
   std::vector<Message> messages = {{"user", request.prompt}};
   if (!request.system.empty()) messages.insert(messages.begin(), {"system", request.system});
-  return Chat(tokenizer.chat(), tokenizer).tokens(messages, true);
+  return chat_of(source).tokens(messages, true);
 }
 
 }  // namespace
 
 std::vector<std::string> generate_text(const TextRequest& request) {
   CheckpointModel source(request.checkpoint, request.tokenizer);
-  const std::vector<int32_t> prompt = prompt_of(request, *source.tokenizer);
+  const std::vector<int32_t> prompt = prompt_of(request, source);
   if (request.prompt.empty()) throw RecipeError("--prompt: an empty text has no token to continue");
   constexpr int64_t kUsualTokens = 128;
   const int64_t positions = source.plan.model.max_positions;
@@ -46,7 +53,7 @@ std::vector<std::string> generate_text(const TextRequest& request) {
   options.max_tokens = max_tokens;
   options.max_batch = source.plan.max_cache_slots;
   options.end_tokens = {source.tokenizer->end_of_document()};
-  if (request.chat) options.end_tokens = Chat(source.tokenizer->chat(), *source.tokenizer).end_tokens();
+  if (request.chat) options.end_tokens = chat_of(source).end_tokens();
   options.key = site_key(request.seed, Purpose::kGenerate, 0, 0, 0, 0);
   std::vector<GenerateRequest> requests;
   for (int64_t s = 0; s < request.samples; ++s) requests.push_back({prompt, s});

@@ -11,8 +11,9 @@ namespace fp4t {
 struct TextRequest {
   std::string checkpoint;
   std::string prompt;
-  bool chat = false;       // the prompt is a user's message, in the form of tokenizer.chat
-  std::string system;      // message in front of it
+  bool chat = false;   // the prompt is a user's message, in the form of tokenizer.chat, or if the recipe has
+                       // none of the template beside the tokenizer's file
+  std::string system;  // message in front of it
   std::string tokenizer;   // its file, where it does not lie any more where the recipe says; "": there
   int64_t max_tokens = 0;  // 0: 128, or what the model's positions have room for
   double temperature = 1.0;

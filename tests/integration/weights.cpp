@@ -327,6 +327,18 @@ TEST_F(From, a_folder_brings_its_tokenizer) {
   EXPECT_EQ(read_text(folder_ / "out/tokenizer.json"), read_text(folder_ / "folder/tokenizer.json"));
 }
 
+TEST_F(From, an_imported_model_chats_in_the_form_of_its_template) {
+  with_tokenizer(folder_ / "folder");
+  ASSERT_EQ(run({"import", "--from", "folder", "--to", "ckpt"}).code, 0);
+  const std::vector<std::string> chat = {"generate", "--checkpoint", "ckpt",         "--prompt",
+                                         "hi",       "--chat",       "--max-tokens", "2"};
+  EXPECT_ANSWER(run(chat), 66, "folder/tokenizer_config.json");
+  write_text(folder_ / "folder/tokenizer_config.json", R"({"chat_template": "none that is known"})");
+  EXPECT_ANSWER(run(chat), 65, "is none of chatml, llama3 and mistral");
+  write_text(folder_ / "folder/tokenizer_config.json", R"({"chat_template": "<|im_start|>{{x}}<|im_end|>"})");
+  EXPECT_ANSWER(run(chat), 0, "");
+}
+
 TEST_F(From, a_sentencepiece_model_comes_before_its_conversion) {
   with_tokenizer(folder_ / "folder");
   fs::copy_file(from_environment("FP4T_TEST_SOURCE") + "/tests/golden/tokenizers/unigram.model",
