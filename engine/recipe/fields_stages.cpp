@@ -99,7 +99,10 @@ void visit_rows(FieldVisitor& v, TaskSpec& s, ResumeClass c) {
   const bool rows = s.kind == "jsonl";
   const char* const when = "kind is jsonl";
   v.value(Field("paths", "files or folders, globs allowed", c).only_if(rows, when).required(), s.paths);
-  v.value(Field("prompt_field", "key that holds a row's prompt", c).only_if(rows, when), s.prompt_field);
+  v.value(Field("prompt_field",
+                "key that holds a row's prompt: a text, or with tokenizer.chat a list of {role, content}", c)
+              .only_if(rows, when),
+          s.prompt_field);
   v.value(Field("answer_field", "key that holds a row's answer: a text or a number", c).only_if(rows, when),
           s.answer_field);
   v.value(Field("limit_field", "key that may hold a row's own max_tokens", c)
@@ -236,7 +239,7 @@ void visit_eval(FieldVisitor& v, EvalSpec& s) {
           s.max_tokens);
   v.value(output("end_tokens",
                  "texts of one token that end a completion; default: in rl sampling.end_tokens, else "
-                 "the tokenizer's line ends")
+                 "the tokenizer's line ends, of answers with tokenizer.chat what ends a message")
               .only_if(task || !s.prompts.empty(), "task or prompts is given"),
           s.end_tokens);
   v.value(output("prompts", "texts whose completions are shown"), s.prompts);
@@ -277,7 +280,10 @@ void visit_sampling(FieldVisitor& v, SamplingSpec& s) {
           s.top_p);
   v.value(course("max_tokens", "longest completion").at_least(1).at_most(kMostWidth), s.max_tokens);
   v.value(layout("max_batch", "sequences decoded together").at_least(1).at_most(kMostSequences), s.max_batch);
-  v.value(course("end_tokens", "texts of one token, or <eod>, that end a completion"), s.end_tokens);
+  v.value(course("end_tokens",
+                 "texts of one token, or <eod>, that end a completion; default: \\n, with tokenizer.chat "
+                 "what ends a message"),
+          s.end_tokens);
 }
 
 void visit_reward(FieldVisitor& v, RewardSpec& s) {

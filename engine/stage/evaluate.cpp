@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "engine/stage/spread.h"
+#include "engine/tokens/chat.h"
 #include "engine/tokens/token_store.h"
 
 namespace fp4t {
@@ -38,7 +39,10 @@ std::vector<int32_t> single_tokens(const Tokenizer& tokenizer, const std::vector
 std::vector<int32_t> answer_end_tokens(const Run& run, const EvalSpec& spec) {
   if (!spec.end_tokens.empty()) return single_tokens(*run.tokenizer, spec.end_tokens);
   const StagePlan& stage = run.stage();
-  if (!stage.is_rl) return run.tokenizer->line_ends();
+  if (!stage.is_rl) {
+    const std::string& form = run.tokenizer->chat();
+    return form.empty() ? run.tokenizer->line_ends() : Chat(form, *run.tokenizer).end_tokens();
+  }
   return single_tokens(*run.tokenizer, std::get<RlSpec>(stage.spec).sampling.end_tokens);
 }
 

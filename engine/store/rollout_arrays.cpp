@@ -1,6 +1,8 @@
 #include "engine/store/rollout_arrays.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "engine/store/manifest.h"
 #include "kernels/base/check.h"
@@ -88,12 +90,28 @@ void ragged(ArrayReader& reader, const std::string& name, std::vector<List>& lis
   }
 }
 
+// A rollout's problems, field by field.
+struct ProblemFields {
+  std::vector<std::string> prompts, answers;
+  std::vector<int64_t> limits;
+  std::vector<uint8_t> conversations;
+};
+
+template <class T>
+bool any(const std::vector<T>& values) {
+  return std::any_of(values.begin(), values.end(), [](T v) { return v != 0; });
+}
+
 template <class Visitor, class RolloutRef>
-void visit(Visitor& visitor, RolloutRef& r, std::vector<std::string>& prompts,
-           std::vector<std::string>& answers, std::vector<int64_t>& samples_per_prompt) {
+void visit(Visitor& visitor, RolloutRef& r, ProblemFields& problems,
+           std::vector<int64_t>& samples_per_prompt) {
   visitor.flat("samples_per_prompt", samples_per_prompt);
-  ragged<uint8_t>(visitor, "problem_prompts", prompts);
-  ragged<uint8_t>(visitor, "problem_answers", answers);
+  ragged<uint8_t>(visitor, "problem_prompts", problems.prompts);
+  ragged<uint8_t>(visitor, "problem_answers", problems.answers);
+  if (visitor.wants("problem_limits", any(problems.limits))) visitor.flat("problem_limits", problems.limits);
+  if (visitor.wants("problem_conversations", any(problems.conversations))) {
+    visitor.flat("problem_conversations", problems.conversations);
+  }
   ragged<int32_t>(visitor, "prompts", r.prompts);
   ragged<int32_t>(visitor, "completions", r.completions);
   ragged<float>(visitor, "log_probs", r.log_probs);
@@ -111,29 +129,40 @@ void visit(Visitor& visitor, RolloutRef& r, std::vector<std::string>& prompts,
 
 std::vector<HostArray> rollout_to_arrays(const Rollout& rollout) {
   if (rollout.completions.empty() && rollout.prompts.empty()) return {};
-  std::vector<std::string> prompts, answers;
+  ProblemFields problems;
   for (const Problem& p : rollout.problems) {
-    prompts.push_back(p.prompt);
-    answers.push_back(p.answer);
+    problems.prompts.push_back(p.prompt);
+    problems.answers.push_back(p.answer);
+    problems.limits.push_back(p.max_tokens);
+    problems.conversations.push_back(p.conversation);
   }
   std::vector<int64_t> samples = {rollout.samples_per_prompt};
   ArrayWriter writer;
-  visit(writer, rollout, prompts, answers, samples);
+  visit(writer, rollout, problems, samples);
   return writer.arrays;
 }
 
 Rollout rollout_from_arrays(const std::function<HostArray(const std::string&)>& find,
                             const std::function<bool(const std::string&)>& has) {
   Rollout out;
-  std::vector<std::string> prompts, answers;
+  ProblemFields problems;
   std::vector<int64_t> samples;
   ArrayReader reader(find, has);
-  visit(reader, out, prompts, answers, samples);
-  if (samples.size() != 1 || prompts.size() != answers.size()) {
+  visit(reader, out, problems, samples);
+  const size_t count = problems.prompts.size();
+  if (problems.limits.empty()) problems.limits.assign(count, 0);  // none has one
+  if (problems.conversations.empty()) problems.conversations.assign(count, 0);
+  if (samples.size() != 1 || problems.answers.size() != count || problems.limits.size() != count ||
+      problems.conversations.size() != count) {
     throw BadDataError(detail::concat("tensors '", kRolloutPrefix, "*' disagree in their sizes"));
   }
   out.samples_per_prompt = samples[0];
-  for (size_t i = 0; i < prompts.size(); ++i) out.problems.push_back({prompts[i], answers[i]});
+  for (size_t i = 0; i < count; ++i) {
+    out.problems.push_back({.prompt = std::move(problems.prompts[i]),
+                            .answer = std::move(problems.answers[i]),
+                            .max_tokens = problems.limits[i],
+                            .conversation = problems.conversations[i] != 0});
+  }
   return out;
 }
 

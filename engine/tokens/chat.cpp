@@ -158,6 +158,12 @@ std::vector<int32_t> Chat::end_tokens() const {
   return {end_, tokenizer_.end_of_document()};
 }
 
+std::vector<std::string> Chat::end_texts() const {
+  const std::string end = form_ == "chatml" ? "<|im_end|>" : form_ == "llama3" ? "<|eot_id|>" : "</s>";
+  if (end_ == tokenizer_.end_of_document()) return {end};
+  return {end, "<eod>"};
+}
+
 void Chat::chatml(const std::vector<Message>& messages, bool answer, Line& line) const {
   for (const Message& m : messages) {
     const bool spoken = is_spoken(m);

@@ -21,6 +21,7 @@ namespace fp4t {
 struct Message {
   std::string role;  // system, user, assistant; chatml and llama3 take any
   std::string content;
+  bool operator==(const Message&) const = default;
 };
 
 // Ids, and of each whether it is the assistant's: of what a message of that role says, and what ends it.
@@ -40,8 +41,9 @@ class Chat {
   // A whole conversation. A token that holds the end of what goes before an answer and its beginning is the
   // answer's. Throws as tokens().
   ChatTokens conversation(const std::vector<Message>& messages) const;
-  // At which an answer ends.
+  // At which an answer ends; end_texts names the same tokens as a recipe does.
   std::vector<int32_t> end_tokens() const;
+  std::vector<std::string> end_texts() const;
 
  private:
   // Text and special tokens one behind another; neighbouring texts are tokenised as one.

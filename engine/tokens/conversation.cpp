@@ -30,4 +30,18 @@ std::vector<Message> messages_of(const nlohmann::json& list) {
   return messages;
 }
 
+std::vector<Message> read_conversation(const std::string& json) {
+  std::vector<Message> messages = messages_of(nlohmann::json::parse(json, nullptr, false));
+  if (messages.back().role == "assistant") {
+    throw BadDataError("a conversation that ends with the assistant's answer");
+  }
+  return messages;
+}
+
+std::string conversation_json(const std::vector<Message>& messages) {
+  auto list = nlohmann::ordered_json::array();
+  for (const Message& m : messages) list.push_back({{"role", m.role}, {"content", m.content}});
+  return list.dump();
+}
+
 }  // namespace fp4t

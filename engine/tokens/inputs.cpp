@@ -166,8 +166,11 @@ Findings check_task(TaskSpec spec, bool trains, const Tokenizer& tokenizer) {
     std::vector<Problem> problems = task->held_out();
     if (problems.size() > 1) problems.resize(1);
     if (trains) problems.push_back(task->training({}, 0));
-    for (const Problem& p : problems) tokenizer.encode(task->document(p, false, 0));
-    if (spec.kind == "jsonl") check_rows(spec, tokenizer);
+    if (spec.kind == "jsonl") {
+      check_rows(spec, tokenizer);
+    } else {
+      for (const Problem& p : problems) tokenizer.encode(task->document(p, false, 0));
+    }
   });
   return found;
 }

@@ -7,6 +7,7 @@
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
 #include "engine/tokens/answers.h"
+#include "engine/tokens/conversation.h"
 #include "engine/tokens/generated_tasks.h"
 #include "engine/tokens/hash.h"
 #include "engine/tokens/inputs.h"
@@ -63,16 +64,28 @@ class RowReader {
     return *it;
   }
 
+  void read_prompt(const Json& prompt, Problem& problem) const {
+    const std::string name = "'" + printable(spec_.prompt_field) + "'";
+    problem.conversation = prompt.is_array();
+    if (problem.conversation) {
+      if (spec_.prompt_template != "{prompt}") {
+        refuse(name + " is a list of messages; allowed with a template: a text");
+      }
+      try {
+        problem.prompt = conversation_json(read_conversation(prompt.dump()));
+      } catch (const BadDataError& e) {
+        refuse(name + ": " + e.what());
+      }
+      return;
+    }
+    if (!prompt.is_string()) refuse(name + " is neither a text nor a list of messages");
+    problem.prompt = prompt.get<std::string>();
+    if (problem.prompt.empty()) refuse(name + " is empty");
+  }
+
   Problem problem_of(const Json& object) const {
     Problem problem;
-    const Json& prompt = member(object, spec_.prompt_field);
-    if (prompt.is_array()) {
-      refuse("'" + printable(spec_.prompt_field) +
-             "' is a list of messages, which needs a chat template; allowed: a text");
-    }
-    if (!prompt.is_string()) refuse("'" + printable(spec_.prompt_field) + "' is no text");
-    problem.prompt = prompt.get<std::string>();
-    if (problem.prompt.empty()) refuse("'" + printable(spec_.prompt_field) + "' is empty");
+    read_prompt(member(object, spec_.prompt_field), problem);
     const Json& answer = member(object, spec_.answer_field);
     if (!answer.is_string() && !answer.is_number()) {
       refuse("'" + printable(spec_.answer_field) + "' is neither a text nor a number");
@@ -187,9 +200,10 @@ void check_rows(const TaskSpec& spec, const Tokenizer& tokenizer) {
     size_t tokens = 0;
     try {
       tokens = prompt_tokens(spec, tokenizer, row.problem).size();
-    } catch (const NoTokenError& e) {
+    } catch (const BadDataError& e) {
       throw BadDataError(row.place + ": " + e.what());
     }
+    if (tokens == 0) throw BadDataError(row.place + ": a prompt of no token");
     if (tokens <= static_cast<size_t>(spec.max_prompt_tokens)) continue;
     throw BadDataError(detail::concat(row.place, ": a prompt of ", tokens, " tokens; max_prompt_tokens is ",
                                       spec.max_prompt_tokens));

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "engine/tokens/chat.h"
+#include "engine/tokens/conversation.h"
 #include "engine/tokens/generated_tasks.h"
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
@@ -25,7 +26,7 @@ std::unique_ptr<Task> make_task(const TaskSpec& spec) {
 }
 
 std::string prompt_text(const TaskSpec& spec, const Problem& problem) {
-  if (spec.kind != "jsonl") return problem.prompt;
+  if (spec.kind != "jsonl" || problem.conversation) return problem.prompt;
   constexpr std::string_view kPlace = "{prompt}";
   std::string text;
   size_t from = 0;
@@ -37,6 +38,12 @@ std::string prompt_text(const TaskSpec& spec, const Problem& problem) {
 }
 
 std::vector<int32_t> prompt_tokens(const TaskSpec& spec, const Tokenizer& tokenizer, const Problem& problem) {
+  if (problem.conversation) {
+    if (tokenizer.chat().empty()) {
+      throw BadDataError("a prompt of messages, which needs a form of conversations (tokenizer.chat)");
+    }
+    return Chat(tokenizer.chat(), tokenizer).tokens(read_conversation(problem.prompt), true);
+  }
   const std::string text = prompt_text(spec, problem);
   if (tokenizer.chat().empty()) return tokenizer.prompt(text);
   return Chat(tokenizer.chat(), tokenizer).tokens({{"user", text}}, true);

@@ -14,9 +14,10 @@
 namespace fp4t {
 
 struct Problem {
-  std::string prompt;      // "37+58="
-  std::string answer;      // "95": what a correct document continues with (one of the answers for countdown)
-  int64_t max_tokens = 0;  // of a completion; 0: as the recipe says
+  std::string prompt;         // "37+58="; of a conversation its messages (engine/tokens/conversation.h)
+  std::string answer;         // "95": what a correct document continues with (of countdown, one answer)
+  int64_t max_tokens = 0;     // of a completion; 0: as the recipe says
+  bool conversation = false;  // several messages, which need tokenizer.chat
 };
 
 // What a verifier says of a completion.
@@ -50,12 +51,13 @@ class Task {
 std::unique_ptr<Task> make_task(const TaskSpec& spec);
 
 class Tokenizer;
-// What the model reads of a problem: its prompt in the task's template, and that as tokens. The one place
-// where prompts become tokens, in training and evaluation.
+// What the model reads of a problem: its prompt in the task's template (a conversation's as it is), and that
+// as tokens. The one place where prompts become tokens, in training and evaluation. Throws BadDataError for a
+// conversation that the tokenizer has no form for.
 std::string prompt_text(const TaskSpec& spec, const Problem& problem);
 std::vector<int32_t> prompt_tokens(const TaskSpec& spec, const Tokenizer& tokenizer, const Problem& problem);
-// Tokens of every row of a jsonl task. Throws BadDataError naming file and line, of a prompt that is longer
-// than max_prompt_tokens, too.
+// Makes the tokens of every row of a jsonl task. Throws BadDataError naming file and line, of a prompt that
+// is longer than max_prompt_tokens, too.
 void check_rows(const TaskSpec& spec, const Tokenizer& tokenizer);
 // What a source of generated problems draws from.
 TaskSpec task_of(const DataSourceSpec& source);

@@ -137,6 +137,18 @@ std::string with_place(const FieldPlaces& places, const std::string& message) {
   return where + (names_key ? "" : key + ": ") + printable(message, 4000);
 }
 
+// Completions of conversations end where a message of theirs does, unless the recipe says where.
+void end_at_messages(Recipe& recipe, const Tokenizer& tokenizer, const FieldPlaces& places) {
+  const std::vector<std::string> untold = SamplingSpec{}.end_tokens;
+  for (size_t i = 0; i < recipe.stages.size(); ++i) {
+    auto* rl = std::get_if<RlSpec>(&recipe.stages[i]);
+    const std::string key = detail::concat("stages[", i, "].rl.sampling.end_tokens");
+    if (rl && rl->sampling.end_tokens == untold && places.count(key) == 0) {
+      rl->sampling.end_tokens = Chat(tokenizer.chat(), tokenizer).end_texts();
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<int32_t> Tokenizer::prompt(std::string_view text) const {
@@ -159,7 +171,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
 void complete_tokenizer(Recipe& recipe, const FieldPlaces& places) {
   if (recipe.tokenizer.path.empty()) return;
   try {
-    make_with_chat(recipe.tokenizer);
+    const std::unique_ptr<Tokenizer> tokenizer = make_with_chat(recipe.tokenizer);
+    if (!tokenizer->chat().empty()) end_at_messages(recipe, *tokenizer, places);
   } catch (const RecipeError& e) {
     throw RecipeError(with_place(places, e.what()));
   } catch (const MissingInputError& e) {

@@ -79,8 +79,9 @@ class StreamDecoder {
 // Throws RecipeError, MissingInputError, BadDataError.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec);
 
-// Fills in what a recipe leaves to its tokenizer's file (vocabulary, hash, document tokens), so that plan and
-// checkpoints have it. Throws as make_tokenizer, with the key's place. Call before make_plan.
+// Fills in what a recipe leaves to its tokenizer's file (vocabulary, hash, document tokens, with a chat form
+// also the end tokens of RL), so that plan and checkpoints have it. Throws as make_tokenizer, with the key's
+// place. Call before make_plan.
 void complete_tokenizer(Recipe& recipe, const FieldPlaces& places = {});
 
 }  // namespace fp4t

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "engine/stage/rollout_files.h"
+#include "engine/tokens/tokenizer.h"
 #include "tests/support/runs.h"
 
 namespace fp4t::test {
@@ -126,7 +127,69 @@ TEST_F(RlRows, damaged_rows_end_it_before_the_first_step) {
   const Exit exit = run_binary(folder_.path(), train_args());
   EXPECT_EQ(exit.code, 65) << exit.errors;
   EXPECT_NE(exit.errors.find("rows.jsonl:2: no key 'answer'"), std::string::npos) << exit.errors;
+  write_text(folder_ / "rows.jsonl",
+             "{\"prompt\": \"1\", \"answer\": 1}\n{\"prompt\": \"\", \"answer\": 1}\n");
+  const Exit empty = run_binary(folder_.path(), train_args());
+  EXPECT_EQ(empty.code, 65) << empty.errors;
+  EXPECT_NE(empty.errors.find("rows.jsonl:2: 'prompt' is empty"), std::string::npos) << empty.errors;
   EXPECT_FALSE(fs::exists(run_ + "/metrics.jsonl"));
+}
+
+// Messages in the form of a family, answers that end with its token: in training, in evaluation and in what
+// is written down.
+TEST_F(RlRows, conversations_are_read_in_their_form_and_end_with_their_token) {
+  fs::copy_file(from_environment("FP4T_TEST_SOURCE") + "/tests/golden/tokenizers/qwen.json",
+                folder_ / "t.json");
+  std::string rows, text = kRecipe;
+  for (int i = 0; i < 20; ++i) {
+    rows += R"({"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": ")" +
+            std::to_string(i) + "\"}], \"answer\": " + std::to_string(i) + "}\n";
+  }
+  write_text(folder_ / "rows.jsonl", rows);
+  for (size_t at; (at = text.find("template: \"Q {prompt}=\"")) != std::string::npos;) {
+    text.replace(at, 23, "prompt_field: prompt");
+  }
+  for (size_t at; (at = text.find("max_prompt_tokens: 8")) != std::string::npos;) {
+    text.replace(at, 20, "max_prompt_tokens: 64");
+  }
+  text.replace(text.find("stages:"), 0, "tokenizer: {kind: json, path: t.json, chat: chatml}\n");
+  write_text(folder_ / "recipe.yaml", text);
+  write_text(folder_ / "judge.py", R"(import json, sys
+for line in sys.stdin:
+  r = json.loads(line)
+  roles = [m['role'] for m in json.loads(r['prompt'])]
+  print(json.dumps({'id': r['id'], 'reward': int(roles == ['system', 'user'])}), flush=True)
+)");
+  const Exit config = run_binary(
+      folder_.path(), {"print-config", "--config", "recipe.yaml", "--set", "model.max_positions=128"});
+  EXPECT_NE(config.output.find("end_tokens: [\"<|im_end|>\", \"<eod>\"]"), std::string::npos)
+      << config.output;
+  // Untrained, it draws evenly enough that some answers end.
+  train(folder_.path(), {"--set", "model.max_positions=128", "--set",
+                         "stages[0].rl.sampling={prompts: 8, samples: 8, max_tokens: 12, max_batch: 9}",
+                         "--set", "stages[0].rl.objective.micro_tokens=256"});
+  EXPECT_EQ(step_figures(run_, "rl", "reward.judge"), (std::vector<double>{1, 1, 1}));
+  TokenizerSpec spec;
+  spec.kind = "json";
+  spec.path = folder_ / "t.json";
+  const auto tokenizer = make_tokenizer(spec);
+  const int32_t end = tokenizer->single_token("<|im_end|>");
+  int finished = 0;
+  for (const char* name : {"stage-0-step-000002.jsonl", "stage-0-step-000003.jsonl"}) {
+    for (const json& l : lines_of(name)) {
+      const std::string answer = l["answer"];
+      EXPECT_EQ(l["prompt_tokens"].get<std::vector<int32_t>>(),
+                tokenizer->encode_marked("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n" + answer +
+                                         "<|im_end|>\n<|im_start|>assistant\n"));
+      EXPECT_EQ(l["prompt"],
+                R"([{"role":"system","content":"Add."},{"role":"user","content":")" + answer + "\"}]");
+      const auto tokens = l["completion_tokens"].get<std::vector<int32_t>>();
+      const bool ends = tokens.back() == end || tokens.back() == tokenizer->end_of_document();
+      EXPECT_EQ(l["finished"].get<bool>(), ends);
+      finished += tokens.back() == end ? 1 : 0;
+    }
+  }
+  EXPECT_GT(finished, 0);
 }
 
 // The rows may change under an unchanged recipe: a checkpoint is not continued on others.

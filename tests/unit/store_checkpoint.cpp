@@ -40,7 +40,7 @@ std::vector<std::string> listing(const std::string& dir) {
 Rollout small_rollout() {
   Rollout r;
   r.samples_per_prompt = 2;
-  r.problems = {{"1+2=", "3"}, {"\xFF\x01+4=", ""}};
+  r.problems = {{"1+2=", "3"}, {"\xFF\x01+4=", "", 7, true}};
   r.prompts = {{1, 2, 3}, {7}};
   r.completions = {{3, 10}, {10}, {4, 4, 10}, {9}};
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -118,6 +118,8 @@ TEST(Checkpoint, a_rollout_in_progress_comes_back_bit_for_bit) {
   for (size_t i = 0; i < a.problems.size(); ++i) {
     EXPECT_EQ(a.problems[i].prompt, b.problems[i].prompt);
     EXPECT_EQ(a.problems[i].answer, b.problems[i].answer);
+    EXPECT_EQ(a.problems[i].max_tokens, b.problems[i].max_tokens);
+    EXPECT_EQ(a.problems[i].conversation, b.problems[i].conversation);
   }
   EXPECT_TRUE(same_bits(a.prompts, b.prompts));
   EXPECT_TRUE(same_bits(a.completions, b.completions));

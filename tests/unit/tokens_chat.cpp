@@ -10,6 +10,7 @@
 #include <set>
 
 #include "engine/tokens/chat.h"
+#include "engine/tokens/conversation.h"
 #include "engine/tokens/tasks.h"
 #include "kernels/base/check.h"
 
@@ -180,6 +181,86 @@ TEST(Chat, prompts_of_tasks_are_a_users_message_where_the_recipe_has_a_form) {
   EXPECT_EQ(prompt_tokens(task, *plain, problem), plain->encode("1+2="));
   EXPECT_EQ(prompt_tokens(task, *chat, problem),
             chat->encode_marked("<|im_start|>user\n1+2=<|im_end|>\n<|im_start|>assistant\n"));
+}
+
+TEST(Chat, conversations_of_rows_are_read_strictly) {
+  const std::vector<Message> messages = {{"system", "Add."}, {"user", "1+2=\n\u00e9"}};
+  const std::string json = conversation_json(messages);
+  EXPECT_EQ(json,
+            "[{\"role\":\"system\",\"content\":\"Add.\"},{\"role\":\"user\",\"content\":\"1+2=\\n\u00e9\"}]");
+  EXPECT_EQ(read_conversation(json), messages);
+  EXPECT_EQ(read_conversation("[ {\"content\": \"\", \"role\": \"user\"} ]"),
+            (std::vector<Message>{{"user", ""}}));
+  const struct {
+    const char *json, *says;
+  } refused[] = {
+      {"[]", "without messages"},
+      {"{}", "no list of messages"},
+      {"[", "no list of messages"},
+      {"[1]", "message 0 is no object"},
+      {R"([{"role": "user"}])", "message 0 has no content"},
+      {R"([{"content": "a"}])", "message 0 has no role"},
+      {R"([{"role": "user", "content": ["a"]}])", "message 0 has a 'content' that is no text"},
+      {R"([{"role": "user", "content": "a", "tool_calls": []}])", "message 0 has a key 'tool_calls'"},
+      {R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])",
+       "ends with the assistant's answer"}};
+  for (const auto& r : refused) {
+    EXPECT_SAYS(message_of<BadDataError>([&] { read_conversation(r.json); }), r.says);
+  }
+}
+
+TEST(Chat, prompts_of_messages_are_rendered_up_to_the_answer) {
+  TaskSpec task;
+  task.kind = "jsonl";
+  Problem problem;
+  problem.conversation = true;
+  problem.prompt =
+      conversation_json({{"system", "Add."}, {"user", "1+2="}, {"assistant", "3"}, {"user", "2+2="}});
+  const auto qwen = make_tokenizer(spec_of("qwen", "chatml"));
+  EXPECT_EQ(prompt_tokens(task, *qwen, problem),
+            qwen->encode_marked("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+2=<|im_end|>\n"
+                                "<|im_start|>assistant\n3<|im_end|>\n<|im_start|>user\n2+2=<|im_end|>\n"
+                                "<|im_start|>assistant\n"));
+  const auto llama = make_tokenizer(spec_of("llama3", "llama3"));
+  EXPECT_EQ(
+      prompt_tokens(task, *llama, problem),
+      llama->encode_marked("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAdd.<|eot_id|>"
+                           "<|start_header_id|>user<|end_header_id|>\n\n1+2=<|eot_id|>"
+                           "<|start_header_id|>assistant<|end_header_id|>\n\n3<|eot_id|>"
+                           "<|start_header_id|>user<|end_header_id|>\n\n2+2=<|eot_id|>"
+                           "<|start_header_id|>assistant<|end_header_id|>\n\n"));
+  const auto plain = make_tokenizer(spec_of("qwen"));
+  EXPECT_SAYS(message_of<BadDataError>([&] { prompt_tokens(task, *plain, problem); }), "tokenizer.chat");
+}
+
+// A recipe's completions end where a message of its form does; one that says where, or has no form, is left
+// alone.
+TEST(Chat, completions_end_where_a_message_does) {
+  const auto ends = [](const std::string& name, const std::string& form, const FieldPlaces& places,
+                       std::vector<std::string> given) {
+    const bool left_out = given.empty() && places.empty() && !form.empty();
+    Recipe recipe;
+    recipe.tokenizer = spec_of(name, form);
+    RlSpec rl;
+    if (!given.empty()) rl.sampling.end_tokens = std::move(given);
+    recipe.stages = {PretrainSpec{}, rl};
+    complete_tokenizer(recipe, places);
+    const auto found = std::get<RlSpec>(recipe.stages[1]).sampling.end_tokens;
+    const auto tokenizer = make_tokenizer(recipe.tokenizer);
+    std::vector<int32_t> ids;
+    for (const std::string& text : found) ids.push_back(tokenizer->single_token(text));
+    if (left_out) {
+      EXPECT_EQ(ids, Chat(form, *tokenizer).end_tokens());
+    }
+    return found;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(ends("qwen", "chatml", {}, {}), (Texts{"<|im_end|>", "<eod>"}));
+  EXPECT_EQ(ends("llama3", "llama3", {}, {}), (Texts{"<|eot_id|>", "<eod>"}));
+  EXPECT_EQ(ends("qwen", "", {}, {}), (Texts{"\n"}));
+  EXPECT_EQ(ends("qwen", "chatml", {}, {"<eod>"}), (Texts{"<eod>"}));
+  const FieldPlaces given = {{"stages[1].rl.sampling.end_tokens", {}}};
+  EXPECT_EQ(ends("qwen", "chatml", given, {}), (Texts{"\n"}));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The task of JSON lines: rows, split, order, verdicts, and how damaged files are answered.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "engine/recipe/load.h"
@@ -117,10 +118,15 @@ TEST_F(Jsonl, damaged_rows_are_named_by_file_and_line) {
   const std::string at = folder_ / "rows.jsonl:3: ";
   EXPECT_EQ(refusal(good + "\n{\"prompt\": \"b\"}\n"), at + "no key 'answer'");
   EXPECT_EQ(refusal(good + "\n[1]\n"), at + "no object");
-  EXPECT_EQ(refusal(good + "\n{\"prompt\": 5, \"answer\": \"1\"}\n"), at + "'prompt' is no text");
+  EXPECT_EQ(refusal(good + "\n{\"prompt\": 5, \"answer\": \"1\"}\n"),
+            at + "'prompt' is neither a text nor a list of messages");
   EXPECT_EQ(refusal(good + "\n{\"prompt\": \"\", \"answer\": \"1\"}\n"), at + "'prompt' is empty");
-  EXPECT_NE(refusal(good + "\n{\"prompt\": [], \"answer\": \"1\"}\n").find("chat template"),
-            std::string::npos);
+  EXPECT_EQ(refusal(good + "\n{\"prompt\": [], \"answer\": \"1\"}\n"),
+            at + "'prompt': a conversation without messages");
+  TaskSpec framed = spec_of("{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"answer\": \"1\"}\n");
+  EXPECT_NO_THROW(make_task(framed));
+  framed.prompt_template = "Q: {prompt}";
+  EXPECT_THROW(make_task(framed), BadDataError);
   EXPECT_NE(refusal(good + "\n{\"prompt\": \"b\", \"answer\": null}\n").find("neither a text nor a number"),
             std::string::npos);
   EXPECT_NE(refusal(good + "\n{\"prompt\": \"b\", \"answer\": \"two\"}\n")
@@ -128,6 +134,45 @@ TEST_F(Jsonl, damaged_rows_are_named_by_file_and_line) {
             std::string::npos);
   EXPECT_EQ(refusal(good + "\n{broken\n").find(at), 0u);
   EXPECT_EQ(refusal("\n"), "the task's files hold no row");
+}
+
+// Without a form for them, messages are no prompt; the row is named.
+TEST_F(Jsonl, messages_need_a_form_of_conversations) {
+  Recipe recipe;
+  RlSpec rl;
+  rl.task = spec_of(
+      "{\"prompt\": \"a\", \"answer\": 1}\n"
+      "{\"prompt\": [{\"role\": \"user\", \"content\": \"b\"}], \"answer\": 2}\n");
+  recipe.stages = {rl};
+  try {
+    check_inputs(recipe);
+    FAIL() << "accepted";
+  } catch (const BadDataError& e) {
+    EXPECT_EQ(std::string(e.what()),
+              "stages[0].rl.task: " + folder_ /
+                                          "rows.jsonl:2: a prompt of messages, which "
+                                          "needs a form of conversations (tokenizer.chat)");
+  }
+}
+
+// One conversation is one prompt, however it is written; a text is another one.
+TEST_F(Jsonl, equal_conversations_are_on_one_side) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) {
+    const std::string n = std::to_string(i);
+    text += R"({"prompt": [{"role": "user", "content": ")" + n + R"("}], "answer": 1})" + "\n";
+    text += R"({"prompt": [ {"content": ")" + n + R"(", "role": "user"} ], "answer": 2})" + "\n";
+  }
+  TaskSpec spec = spec_of(text);
+  spec.held_out = {0.5, 3, ""};
+  const auto task = make_task(spec);
+  std::map<std::string, int> held_out;
+  for (const Problem& p : task->held_out()) {
+    EXPECT_TRUE(p.conversation);
+    ++held_out[p.prompt];
+  }
+  EXPECT_GT(held_out.size(), 5u);
+  for (const auto& [prompt, count] : held_out) EXPECT_EQ(count, 2) << prompt;
 }
 
 TEST_F(Jsonl, inputs_are_checked_before_a_run) {

@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/tokens/chat.h"
+#include "engine/tokens/tasks.h"
 #include "engine/tokens/tokenizer.h"
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
+#include "tests/support/process.h"
 
 namespace fp4t {
 namespace {
@@ -125,6 +127,27 @@ TEST(SentencePiece, conversations_have_no_space_twice) {
   EXPECT_EQ(
       Chat("mistral", *tokenizer).tokens({{"user", "1+2?"}, {"assistant", "3"}, {"user", "why?"}}, true),
       expected);
+}
+
+// A vocabulary that drops spaces makes nothing of a prompt of spaces: a completion has nothing to continue.
+TEST(SentencePiece, a_prompt_of_no_token_is_refused_by_its_row) {
+  if (!open("unigram")) return;
+  TokenizerSpec spec = spec_of("unigram");
+  spec.begin_of_document = "none";
+  const auto tokenizer = make_tokenizer(spec);
+  ASSERT_TRUE(tokenizer->prompt("   ").empty());
+  test::ScratchFolder folder;
+  test::write_text(folder / "rows.jsonl",
+                   "{\"prompt\": \"a\", \"answer\": 1}\n{\"prompt\": \"   \", \"answer\": 1}\n");
+  TaskSpec task;
+  task.kind = "jsonl";
+  task.paths = {folder / "rows.jsonl"};
+  try {
+    check_rows(task, *tokenizer);
+    FAIL() << "accepted";
+  } catch (const BadDataError& e) {
+    EXPECT_EQ(std::string(e.what()), folder / "rows.jsonl:2: a prompt of no token");
+  }
 }
 
 TEST(SentencePiece, files_that_are_no_models_are_refused_by_name) {
