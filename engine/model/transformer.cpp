@@ -213,7 +213,7 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   upload(batch.positions, token_blocks.positions);
   upload(batch.targets, token_blocks.targets);
   upload(batch.doc_begin, token_blocks.groups);
-  give_routing(batch, k.acts);
+  place_routing(pass, batch, k.acts);
 
   const Call call = make_call(pass, tokens, true);
   exchange.await_weights(-1);
@@ -232,17 +232,27 @@ void Transformer::Impl::forward(const Pass& pass, const TokenBatch& batch) {
   kept = std::move(k);
 }
 
-// The experts that the batch gives, a part to each MoE layer.
-void Transformer::Impl::give_routing(const TokenBatch& batch, BatchActs& acts) {
-  if (batch.router.empty()) return;
+// The experts that the batch gives, a part to each MoE layer; or where each layer's own choice is recorded.
+void Transformer::Impl::place_routing(const Pass& pass, const TokenBatch& batch, BatchActs& acts) {
+  const bool given = !batch.router.empty();
+  if (!given && !pass.record_router) return;
+  FP4T_CHECK(!pass.record_router || (!given && !pass.backward),
+             "a record of routing that is given or trained");
+  FP4T_CHECK(!token_blocks.router.empty(), "the plan records no routing");
   const int64_t tokens = batch.size(), routers = recorded_routers(plan);
-  FP4T_CHECK_EQ(static_cast<int64_t>(batch.router.size()), routers * tokens * dims.top_k);
-  upload(batch.router, token_blocks.router);
+  if (given) {
+    FP4T_CHECK_EQ(static_cast<int64_t>(batch.router.size()), routers * tokens * dims.top_k);
+    upload(batch.router, token_blocks.router);
+  }
   int64_t at = 0;
   for (size_t l = 0; l < blocks.size(); ++l) {
     if (!is_moe_layer(plan.model, static_cast<int64_t>(l))) continue;
-    acts.layers[l].replay = token_blocks.router.rows(at, tokens);
-    acts.layers[l].replay_differs = token_blocks.router_differs.rows(at, tokens);
+    if (given) {
+      acts.layers[l].replay = token_blocks.router.rows(at, tokens);
+      acts.layers[l].replay_differs = token_blocks.router_differs.rows(at, tokens);
+    } else {
+      acts.layers[l].experts = token_blocks.router.rows(at, tokens);
+    }
     at += tokens;
   }
 }
@@ -390,7 +400,10 @@ Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
   out.sequence_begin = rows(b.sequence_begin);
   out.sequence_end = rows(b.sequence_end);
   const int64_t routers = recorded_routers(impl_->plan);
-  if (routers > 0) out.router_differs = b.router_differs.rows(0, routers * num_tokens);
+  if (routers > 0) {
+    out.router = b.router.rows(0, routers * num_tokens);
+    out.router_differs = b.router_differs.rows(0, routers * num_tokens);
+  }
   return out;
 }
 

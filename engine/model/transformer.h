@@ -50,7 +50,9 @@ struct Pass {
   // No backward adds to the gradients after this one, on any rank; ranks may add them up block by block.
   // Every rank runs one such backward of an update, or none does.
   bool completes_gradients = false;
-  bool record_router = false;  // decode calls also return what the routers chose
+  // Decode calls also return what the routers chose; a forward without backward leaves it in the token
+  // buffers.
+  bool record_router = false;
   // For who measures activations; null: nobody. Sees nothing of rows that their producer rounds (linear.h).
   ActWatcher* watcher = nullptr;
 };
@@ -139,6 +141,7 @@ class Transformer {
     // I32 [MoE layers * T]: where the forward's routers had their own choice replaced by another set of
     // experts, filled by a forward with TokenBatch::router.
     TensorView router_differs;
+    TensorView router;  // I32 [MoE layers * T, k], filled by a forward with Pass::record_router
   };
   TokenBuffers token_buffers(int64_t num_tokens);
 

@@ -58,7 +58,7 @@ struct Transformer::Impl {
   void end_block_gradients(const Pass& pass, size_t l);
   Call make_call(const Pass& pass, int64_t tokens, bool counting);
   void upload(const std::vector<int32_t>& values, const TensorView& block);
-  void give_routing(const TokenBatch& batch, BatchActs& acts);
+  void place_routing(const Pass& pass, const TokenBatch& batch, BatchActs& acts);
   // What the routers of the last decode call of this many rows chose.
   Download record_of(int64_t rows);
   void embed(const TensorView& tokens, const TensorView& out);

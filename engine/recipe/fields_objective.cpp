@@ -151,9 +151,12 @@ void visit_objective(FieldVisitor& v, ObjectiveSpec& s, int64_t max_tokens) {
     visit_mismatch(v, s.mismatch);
     v.leave();
   }
-  v.value(course("router_replay", "sampler: the trainer routes to the experts that the sampler chose")
-              .one_of({"off", "sampler"}),
-          s.router_replay);
+  v.value(
+      course("router_replay",
+             "sampler: the trainer routes to the experts that the sampler chose; measure: it only logs where "
+             "its own choice is another")
+          .one_of({"off", "measure", "sampler"}),
+      s.router_replay);
 }
 
 }  // namespace fp4t

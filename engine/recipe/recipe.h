@@ -308,7 +308,7 @@ struct ObjectiveSpec {
   int64_t mini_batches = 1;      // optimizer updates an epoch
   int64_t micro_tokens = 16384;  // at most so many tokens a forward-backward
   MismatchSpec mismatch;
-  std::string router_replay = "off";  // off, sampler (the trainer routes as the sampler did)
+  std::string router_replay = "off";  // off, measure (disagreement is logged), sampler (and replayed)
   bool operator==(const ObjectiveSpec&) const = default;
 };
 

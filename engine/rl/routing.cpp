@@ -1,5 +1,7 @@
 #include "engine/rl/routing.h"
 
+#include <algorithm>
+
 #include "kernels/base/check.h"
 
 namespace fp4t {
@@ -50,6 +52,23 @@ std::vector<int32_t> joined_routing(const RoutingShape& shape,
     }
   }
   return joined;
+}
+
+std::vector<int64_t> rows_that_differ(const RoutingShape& shape, const std::vector<int32_t>& a,
+                                      const std::vector<int32_t>& b, int64_t rows) {
+  FP4T_CHECK_EQ(static_cast<int64_t>(a.size()), shape.layers * rows * shape.top_k);
+  FP4T_CHECK_EQ(a.size(), b.size());
+  std::vector<int64_t> counts(static_cast<size_t>(shape.layers), 0);
+  auto x = a.begin(), y = b.begin();
+  for (int64_t& count : counts) {
+    for (int64_t row = 0; row < rows; ++row, x += shape.top_k, y += shape.top_k) {
+      const auto has = [&](int32_t expert) {
+        return std::find(y, y + shape.top_k, expert) != y + shape.top_k;
+      };
+      count += std::all_of(x, x + shape.top_k, has) ? 0 : 1;
+    }
+  }
+  return counts;
 }
 
 }  // namespace fp4t

@@ -27,4 +27,8 @@ void append_routing(const RoutingShape& shape, const std::vector<int32_t>& recor
 std::vector<int32_t> joined_routing(const RoutingShape& shape,
                                     const std::vector<const std::vector<uint8_t>*>& parts);
 
+// By layer, in how many of `rows` rows two routings [layers][rows][k] chose different sets of experts.
+std::vector<int64_t> rows_that_differ(const RoutingShape& shape, const std::vector<int32_t>& a,
+                                      const std::vector<int32_t>& b, int64_t rows);
+
 }  // namespace fp4t

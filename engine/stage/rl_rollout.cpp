@@ -92,7 +92,7 @@ Rollout ask(Run& run, const RlSpec& spec, const Task& task, Rewards& rewards, in
     }
   }
   Pass pass = run.pass_for_sampling();
-  pass.record_router = spec.objective.router_replay == "sampler";
+  pass.record_router = spec.objective.router_replay != "off";
   std::vector<Completion> completions =
       generate_together(run, pass, requests, generation_of(run, spec), "sampling");
   run.clock.end(run.queue, StepPhase::kSample);
@@ -163,6 +163,7 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task, Rewards& 
   run.begin_counting();
   if (spec.task.permute_rewards) permute(r.rewards, run.plan.run.seed, run.state.step);
   r.old_log_probs = score_rollout(run, spec, r);
+  if (spec.objective.router_replay == "measure") r.router.clear();  // the updates do not ask for it
   if (spec.objective.kl > 0) r.reference_log_probs = score_reference(run, spec, r);
   run.clock.end(run.queue, StepPhase::kScore);
   r.advantages = advantages_of(shaped_rewards(r, spec.sampling.max_tokens, spec.objective),

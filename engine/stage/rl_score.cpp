@@ -45,7 +45,9 @@ enum class Scored : uint8_t { kPolicy, kReference };
 
 // A micro-batch's scores on their way to the host.
 struct PendingScores {
-  Download log_prob, entropy, differs;
+  Download log_prob, entropy;
+  Download routing;  // replayed: where the own choice is another (router_differs); measured: the own choice
+  std::vector<int32_t> sampled_routing;  // measured: the sampler's
 };
 
 PendingScores score_batch(Run& run, const RlSpec& spec, const Rollout& rollout, ScoredBatch& m, Scored what,
@@ -54,28 +56,39 @@ PendingScores score_batch(Run& run, const RlSpec& spec, const Rollout& rollout, 
   Pass pass = run.pass_for_scoring();
   pass.sample_id = static_cast<uint32_t>(run.state.next_sample + m.completions.front());
   pass.measure_error = policy && first && run.leads() && run.measures_errors();
+  PendingScores scores;
+  const bool measures = policy && spec.objective.router_replay == "measure";
   if (policy) route_as_sampled(run, rollout, m);
+  if (measures) {
+    scores.sampled_routing.swap(m.batch.router);
+    pass.record_router = true;
+  }
   run.model.forward(pass, m.batch);
   run.model.score(pass, scoring_of(spec, policy));
   const auto b = run.model.token_buffers(m.batch.size());
-  PendingScores scores;
   scores.log_prob = run.queue.download(b.log_prob.data, b.log_prob.bytes());
   if (policy) scores.entropy = run.queue.download(b.entropy.data, b.entropy.bytes());
+  if (measures) scores.routing = run.queue.download(b.router.data, b.router.bytes());
   if (!m.batch.router.empty()) {
-    scores.differs = run.queue.download(b.router_differs.data, b.router_differs.bytes());
+    scores.routing = run.queue.download(b.router_differs.data, b.router_differs.bytes());
   }
   return scores;
 }
 
 // Rows whose routers' own choice was another set of experts, by layer.
-void add_disagreement(Run& run, const ScoredBatch& m, Download& download) {
-  if (m.batch.router.empty()) return;
-  const std::vector<int32_t> differs = download.values<int32_t>();
-  const auto rows = static_cast<size_t>(m.batch.size());
-  for (size_t l = 0; l * rows < differs.size(); ++l) {
-    const auto begin = differs.begin() + static_cast<int64_t>(l * rows);
-    run.add(router_differs_name(l), std::accumulate(begin, begin + static_cast<int64_t>(rows), 0));
+void add_disagreement(Run& run, const ScoredBatch& m, PendingScores& scores) {
+  const bool measured = !scores.sampled_routing.empty();
+  if (m.batch.router.empty() && !measured) return;
+  const std::vector<int32_t> found = scores.routing.values<int32_t>();
+  const RoutingShape shape = RoutingShape::of(run.plan.model);
+  const int64_t rows = m.batch.size();
+  std::vector<int64_t> counts;
+  if (measured) counts = rows_that_differ(shape, scores.sampled_routing, found, rows);
+  for (int64_t l = 0; !measured && l < shape.layers; ++l) {
+    const auto begin = found.begin() + l * rows;
+    counts.push_back(std::accumulate(begin, begin + rows, int64_t{0}));
   }
+  for (size_t l = 0; l < counts.size(); ++l) run.add(router_differs_name(l), static_cast<double>(counts[l]));
   run.add("router_rows", static_cast<double>(rows));
 }
 
@@ -105,7 +118,7 @@ std::vector<std::vector<float>> score(Run& run, const RlSpec& spec, const Rollou
         run.add("entropy", static_cast<double>(entropy[static_cast<size_t>(m.first_row[c]) + t]));
       }
     }
-    add_disagreement(run, m, scores[k].differs);
+    add_disagreement(run, m, scores[k]);
   }
   return gather_lists(run.comm, std::move(result));
 }

@@ -106,8 +106,8 @@ TEST_F(GpuRuns, sampler_and_trainer_agree_bit_for_bit_in_every_step) {
   }
 }
 
-// With equal bits the recorded routing is the trainer's own, so replaying it changes nothing; decode calls
-// are recorded graphs with padding rows.
+// With equal bits the recorded routing is the trainer's own, so replaying it changes nothing, as measuring it
+// never does; decode calls are recorded graphs with padding rows.
 TEST_F(GpuRuns, replayed_routing_is_the_samplers) {
   const std::string recipe = equality_recipe(
       "    - {module: head, format: bf16}\n"
@@ -117,12 +117,16 @@ TEST_F(GpuRuns, replayed_routing_is_the_samplers) {
   const std::string one_update = "stages[1].rl.objective.mini_batches=1";
   run("own", recipe, {one_update});
   run("replayed", recipe, {one_update, "stages[1].rl.objective.router_replay=sampler"});
+  run("measured", recipe, {one_update, "stages[1].rl.objective.router_replay=measure"});
   const auto tensors = [&](const std::string& dir) {
     return stored_bytes_of(latest_checkpoint_of(folder_ / dir)).at("tensors-00001.safetensors");
   };
-  EXPECT_TRUE(tensors("replayed") == tensors("own"));
-  EXPECT_EQ(step_figures(folder_ / "replayed", "rl", "router_disagreement"), std::vector<double>(5, 0.0));
-  EXPECT_EQ(step_figures(folder_ / "replayed", "rl", "logprob_equal_fraction"), std::vector<double>(5, 1.0));
+  for (const char* name : {"replayed", "measured"}) {
+    EXPECT_TRUE(tensors(name) == tensors("own")) << name;
+    EXPECT_EQ(step_figures(folder_ / name, "rl", "router_disagreement"), std::vector<double>(5, 0.0)) << name;
+    EXPECT_EQ(step_figures(folder_ / name, "rl", "logprob_equal_fraction"), std::vector<double>(5, 1.0))
+        << name;
+  }
 }
 
 TEST_F(GpuRuns, every_objective_trains) {

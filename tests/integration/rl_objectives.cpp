@@ -200,6 +200,27 @@ TEST_F(RlObjectives, routing_is_replayed) {
   EXPECT_EQ(metrics_of(folder_ / "run", "step", "rl")[0].count("router_disagreement"), 0u);
 }
 
+// Measured alone, it changes nothing. The first layer's rows see the same inputs as where it is replayed.
+TEST_F(RlObjectives, routing_is_measured_without_being_replayed) {
+  const auto first_layer = [&] {
+    return metrics_of(folder_ / "run", "step", "rl")[0].at("router_disagreement_by_layer")[0].get<double>();
+  };
+  run(recipe(kNvfp4, kBf16, "mini_batches: 2, router_replay: sampler"));
+  const double replayed = first_layer();
+  std::filesystem::remove_all(folder_ / "run");
+  run(recipe(kNvfp4, kBf16, "mini_batches: 2"));
+  const auto without = weights();
+  std::filesystem::remove_all(folder_ / "run");
+  run(recipe(kNvfp4, kBf16, "mini_batches: 2, router_replay: measure"));
+  EXPECT_EQ(weights(), without);
+  EXPECT_EQ(first_layer(), replayed);
+  for (const double share : figures("router_disagreement")) EXPECT_GT(share, 0);
+  EXPECT_TRUE(rollout_of("step_1_0_1").router.empty());
+  std::filesystem::remove_all(folder_ / "run");
+  run(recipe(kNvfp4, kNvfp4, "router_replay: measure"));
+  EXPECT_EQ(figures("router_disagreement"), std::vector<double>(4, 0.0));
+}
+
 // Every completion is cut, and cut ones are masked: nothing is left to divide by.
 TEST_F(RlObjectives, a_rollout_without_anything_to_train_on_is_counted_and_does_nothing) {
   const std::vector<std::string> cut = {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "engine/rl/policy.h"
+#include "engine/rl/routing.h"
 #include "engine/stage/rl_metrics.h"
 #include "kernels/base/check.h"
 
@@ -151,6 +152,17 @@ TEST(RolloutMetrics, lengths_are_by_status_and_equality_is_by_bits) {
   EXPECT_NEAR(figure(m, "logprob_equal_fraction"), 29.0 / 30, 1e-12);
   EXPECT_GT(figure(m, "logprob_difference_max"), 0);
   EXPECT_THROW(figure(m, "nothing"), InternalError);
+}
+
+// By hand: two layers, three rows, two experts of four. The order within a row does not matter.
+TEST(Routing, rows_differ_where_their_sets_do) {
+  const RoutingShape shape = {.layers = 2, .top_k = 2, .experts = 4};
+  const std::vector<int32_t> a = {0, 1, 2, 3, 0, 2, /* layer 1 */ 0, 1, 0, 1, 0, 1};
+  const std::vector<int32_t> b = {1, 0, 2, 1, 0, 3, /* layer 1 */ 0, 1, 1, 0, 2, 3};
+  EXPECT_EQ(rows_that_differ(shape, a, b, 3), (std::vector<int64_t>{2, 1}));
+  EXPECT_EQ(rows_that_differ(shape, a, a, 3), (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(rows_that_differ(shape, {}, {}, 0), (std::vector<int64_t>{0, 0}));
+  EXPECT_THROW(rows_that_differ(shape, a, b, 2), InternalError);
 }
 
 }  // namespace
