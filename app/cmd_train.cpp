@@ -1,7 +1,9 @@
+#include <new>
 #include <optional>
 
 #include "app/command.h"
 #include "engine/comm/agree.h"
+#include "engine/plan/memory.h"
 #include "engine/recipe/load.h"
 #include "engine/rl/rewards.h"
 #include "engine/stage/devices.h"
@@ -32,8 +34,15 @@ int cmd_train(const AppOptions& options) {
   ResumePoint resume = share_resume(*comm, found);
   resume.notes.insert(resume.notes.end(), notes.begin(), notes.end());
   const Plan plan = make_plan(recipe, machine, resume.span_steps, places, comm->size());
-  Queue queue = Queue::on(machine);
-  run_stages(queue, *comm, plan, {options.accept_changes, options.command_line}, resume);
+  try {
+    Queue queue = Queue::on(machine);
+    run_stages(queue, *comm, plan, {options.accept_changes, options.command_line}, resume);
+  } catch (const MemoryError& e) {
+    throw RecipeError(memory_refusal(plan, places, std::string("out of memory: ") + e.what()));
+  } catch (const std::bad_alloc&) {
+    throw RecipeError(memory_refusal(plan, places, "out of memory: the system gives no more") +
+                      "; smaller files of data need less, too");
+  }
   return 0;
 }
 

@@ -234,15 +234,21 @@ std::string memory_obstacle(const Plan& plan) {
                         machine.free_bytes > 0 ? " free" : "");
 }
 
-// The key to blame, and what to do; the text is empty when the plan fits.
-std::pair<std::string, std::string> memory_problem(const Plan& plan) {
-  const std::string obstacle = memory_obstacle(plan);
-  if (obstacle.empty()) return {};
+// All keys that decide how much memory the plan needs, the one to blame first.
+std::vector<DecidingKey> deciding_keys(const Plan& plan) {
   std::vector<DecidingKey> keys = batch_keys(plan);
   const std::vector<DecidingKey> of_model = model_keys(plan);
   // What the run holds all the time is the model's.
   const bool model_decides = plan.memory.run_bytes > plan.memory.total_bytes() / 2;
   keys.insert(model_decides ? keys.begin() : keys.end(), of_model.begin(), of_model.end());
+  return keys;
+}
+
+// The key to blame, and what to do; the text is empty when the plan fits.
+std::pair<std::string, std::string> memory_problem(const Plan& plan) {
+  const std::string obstacle = memory_obstacle(plan);
+  if (obstacle.empty()) return {};
+  const std::vector<DecidingKey> keys = deciding_keys(plan);
   return {keys.front().path, obstacle + ": " + smaller_needs(plan, keys)};
 }
 
@@ -329,6 +335,12 @@ PlanElsewhere plan_elsewhere(const Recipe& recipe, const MachineSpec& spec, cons
   });
   made.memory_obstacle = memory_problem(made.plan).second;
   return made;
+}
+
+std::string memory_refusal(const Plan& plan, const FieldPlaces& places, const std::string& what) {
+  const std::vector<DecidingKey> keys = deciding_keys(plan);
+  return detail::concat(place_text(nearest_place(places, keys.front().path)), ": ", keys.front().path, ": ",
+                        what, ": ", smaller_needs(plan, keys));
 }
 
 void size_for_generation(Plan& plan, int64_t prompt_tokens, int64_t length, int64_t samples) {
