@@ -288,7 +288,7 @@ std::vector<ImpliedKey> implied_keys(const ModelSpec& model) {
   return keys;
 }
 
-std::string tokenizer_of_folder(const std::string& folder) {
+FolderTokenizer tokenizer_of_folder(const std::string& folder) {
   // Of a SentencePiece model tokenizer.json, where it is there too, is a conversion.
   constexpr struct {
     const char *file, *kind;
@@ -296,10 +296,9 @@ std::string tokenizer_of_folder(const std::string& folder) {
   for (const auto& known : kFiles) {
     const std::string path = folder + "/" + known.file;
     std::error_code ignored;
-    if (!std::filesystem::is_regular_file(path, ignored)) continue;
-    return std::string("{kind: ") + known.kind + ", path: " + write_text(path) + "}";
+    if (std::filesystem::is_regular_file(path, ignored)) return {known.kind, path};
   }
-  return "";
+  return {};
 }
 
 }  // namespace fp4t

@@ -26,7 +26,10 @@ struct ImpliedKey {
 };
 std::vector<ImpliedKey> implied_keys(const ModelSpec& model);
 
-// The recipe's section `tokenizer`, as YAML, that reads the folder's own; "" where the folder has none.
-std::string tokenizer_of_folder(const std::string& folder);
+// The recipe's keys of the section `tokenizer` that read the folder's own; "" where the folder has none.
+struct FolderTokenizer {
+  std::string kind, path;
+};
+FolderTokenizer tokenizer_of_folder(const std::string& folder);
 
 }  // namespace fp4t

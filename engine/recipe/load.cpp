@@ -1,4 +1,5 @@
 #include "engine/recipe/load.h"
+#include "engine/recipe/scalars.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +11,7 @@
 #include "engine/recipe/bind.h"
 #include "engine/recipe/huggingface_config.h"
 #include "engine/recipe/print.h"
+#include "engine/recipe/scalars.h"
 #include "engine/recipe/validate.h"
 #include "engine/recipe/yaml.h"
 #include "kernels/base/check.h"
@@ -92,9 +94,11 @@ LoadedRecipe parse(const std::string& text, const std::string& file_name,
       if (has_value(*root, key.path)) continue;
       root = apply_override(root, key.path + "=" + key.value, place, problems);
     }
-    const std::string tokenizer = tokenizer_of_folder(folder->text);
-    if (!tokenizer.empty() && !root->find("tokenizer")) {
-      root = apply_override(root, "tokenizer=" + tokenizer, place, problems);
+    const FolderTokenizer tokenizer = tokenizer_of_folder(folder->text);
+    const bool names_one = has_value(*root, "tokenizer.kind") || has_value(*root, "tokenizer.path");
+    if (!tokenizer.kind.empty() && !names_one) {
+      root = apply_override(root, "tokenizer.kind=" + tokenizer.kind, place, problems);
+      root = apply_override(root, "tokenizer.path=" + write_text(tokenizer.path), place, problems);
     }
   }
   BoundRecipe bound = bind_recipe(*root, problems);

@@ -65,10 +65,10 @@ Plan plan_of_folder(const ImportRequest& request, const ModelSpec& model) {
     }
   };
   const std::string ids = concat("{kind: ids, vocabulary: ", model.vocabulary, "}");
-  const std::string own = request.no_tokenizer ? "" : tokenizer_of_folder(request.from);
-  if (own.empty()) return plan_with(ids);
+  const FolderTokenizer own = request.no_tokenizer ? FolderTokenizer{} : tokenizer_of_folder(request.from);
+  if (own.kind.empty()) return plan_with(ids);
   try {
-    return plan_with(own);
+    return plan_with("{kind: " + own.kind + ", path: " + write_text(own.path) + "}");
   } catch (const BadDataError& error) {
     plan_with(ids);  // what is wrong without a tokenizer, too, is not its fault
     throw BadDataError(concat(error.what(), " (--no-tokenizer imports the weights alone)"));

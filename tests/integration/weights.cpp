@@ -316,6 +316,11 @@ TEST_F(From, a_folder_brings_its_tokenizer) {
   EXPECT_NE(e.output.find("path: folder/tokenizer.json"), std::string::npos) << e.output;
   // Rows beyond the tokenizer's stay.
   EXPECT_NE(e.output.find("vocabulary: 432"), std::string::npos) << e.output;
+  // Beside other keys of the section, too.
+  write_text(folder_ / "folder/tokenizer_config.json", R"({"chat_template": "<|im_start|>{{x}}<|im_end|>"})");
+  e = with(recipe + "tokenizer: {chat: auto}\n", {"print-config"});
+  EXPECT_NE(e.output.find("path: folder/tokenizer.json"), std::string::npos) << e.output << e.errors;
+  EXPECT_NE(e.output.find("chat: chatml"), std::string::npos) << e.output << e.errors;
   e = with(recipe + "tokenizer: {kind: bytes}\n", {"print-config"});
   EXPECT_NE(e.output.find("kind: bytes"), std::string::npos) << e.output << e.errors;
 
