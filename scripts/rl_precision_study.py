@@ -183,6 +183,8 @@ def main() -> None:
     pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
     try:
         print_tables(options, pool)
+    except RuntimeError as failure:  # of a pretraining, without which nothing is left to do
+        sys.exit(str(failure))
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupted study starts nothing more
 
