@@ -407,13 +407,6 @@ Transformer::TokenBuffers Transformer::token_buffers(int64_t num_tokens) {
   return out;
 }
 
-Transformer::SampleBuffers Transformer::sample_buffers(int64_t rows) {
-  // A decode call has done with its positions and has no targets: drawing reuses both.
-  const TokenBlocks& b = impl_->token_blocks;
-  return {b.sample_ids.rows(0, rows), b.positions.rows(0, rows), b.targets.rows(0, rows),
-          b.log_prob.rows(0, rows)};
-}
-
 void Transformer::weights_changed() {
   for (Linear* l : impl_->linears()) l->weights_changed();
 }

@@ -161,16 +161,6 @@ class Transformer {
   // Contents of pages in all layers; none is written twice, or read and written.
   void copy_pages(const Pass& pass, const std::vector<int32_t>& from, const std::vector<int32_t>& to);
 
-  // Device buffers for drawing one token for each of `rows` logit rows (rows <= max_decode_tokens and
-  // max_cache_slots), valid until the next forward or decode.
-  struct SampleBuffers {
-    TensorView sample_ids;  // I64 [rows]
-    TensorView positions;   // I32 [rows]
-    TensorView tokens;      // I32 [rows]
-    TensorView log_prob;    // F32 [rows]
-  };
-  SampleBuffers sample_buffers(int64_t rows);
-
   // One token for each logit row of a decode call (kernels/ops/sample.h).
   struct Draws {
     float temperature, top_p;
