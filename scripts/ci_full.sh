@@ -18,9 +18,10 @@ record() {
   local line commit changes=''
   line="$(grep -aE 'tests passed.* out of [0-9]+|^compiled for ' "$2" | tail -1)"
   [ -n "$line" ] || line="did not build"
+  commit="$(git rev-parse --short HEAD 2>/dev/null)" || commit='not a checkout'
   # The table itself does not count: the part before wrote its row there.
-  git diff --quiet HEAD -- . ":!$results" || changes=' with changes'
-  commit="$(git rev-parse --short HEAD)$changes"
+  [ "$commit" = 'not a checkout' ] || git diff --quiet HEAD -- . ":!$results" || changes=' with changes'
+  commit+="$changes"
   grep -v "^| $1 |" "$results" >"$results.tmp"
   echo "| $1 | $(date +%Y-%m-%d) | $commit | $line | $3 |" >>"$results.tmp"
   mv "$results.tmp" "$results"

@@ -9,15 +9,17 @@ import json
 import pathlib
 import subprocess
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "engine/plan/README.md"
 BEGIN, END = "<!-- predictions: begin -->\n", "<!-- predictions: end -->\n"
 RANKS = (72, 576, 4608)
-# Recipe, machine, what is changed: on hosts of eight at most eight ranks share experts; smaller memories share more.
-SYSTEMS = (("moe-30b-a3b", "gb300", []), ("moe-30b-a3b", "gb200", []), ("moe-30b-a3b", "h200", []),
+# Recipe, machine, what is changed: fast domains of hosts of eight have eight ranks, which share experts at most; smaller
+# memories share more.
+SYSTEMS = (("moe-30b-a3b", "gb300", []), ("moe-30b-a3b", "gb200", []), ("moe-30b-a3b", "h200", ["parallel.domain=8"]),
            ("moe-276b-a12b", "gb300", []), ("moe-276b-a12b", "gb200", ["parallel.zero=2"]),
-           ("moe-276b-a12b", "h200", ["parallel.expert=8"]))
+           ("moe-276b-a12b", "h200", ["parallel.expert=8", "parallel.domain=8"]))
 HEAD = ("| ranks | GiB a rank | step, s | of it exposed communication | tok/s | tok/s a rank | of the BF16 peak | GB sent a rank: near, far "
         "| RL step, s | RL tok/s a rank |\n" + "| --- " * 10 + "|\n")
 
@@ -50,7 +52,8 @@ def tables(binary, up_to):
     text = ""
     for recipe, machine, overrides in SYSTEMS:
         of = "".join(f" --set {o}" for o in overrides)
-        text += f"`fp4train plan --config configs/scale/{recipe}.yaml --machine {machine}{of} --ranks N`\n\n" + HEAD
+        command = f"`fp4train plan --config configs/scale/{recipe}.yaml --machine {machine}{of} --ranks N`"
+        text += textwrap.fill(command, 120, break_long_words=False, break_on_hyphens=False) + "\n\n" + HEAD
         for ranks in RANKS:
             if ranks <= up_to:
                 text += row(ranks, plan(binary, recipe, machine, overrides, ranks))

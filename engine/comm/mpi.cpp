@@ -51,6 +51,7 @@ class Mpi : public Communicator {
         local_rank_(local_rank),
         local_size_(local_size),
         options_(options),
+        at_once_seconds_(static_cast<int>(std::thread::hardware_concurrency()) >= 2 * local_size ? 2e-3 : 0),
         exceptions_(std::uncaught_exceptions()) {
     FP4T_CHECK(options.largest_message >= 1 && options.largest_message <= INT32_MAX, options.largest_message,
                " bytes a message");
@@ -177,7 +178,9 @@ class Mpi : public Communicator {
     wait(call, requests);
   }
 
-  // Looks again and again: at once for a while, then with pauses far below what a step takes.
+  // Looks again and again: at once for a while, then with pauses far below what a step takes. Large messages
+  // move on only while somebody looks, so where a rank has cores of its own, the while is as long as they
+  // take.
   void wait(const char* call, std::vector<MPI_Request>& requests) {
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
@@ -190,11 +193,11 @@ class Mpi : public Communicator {
         return;
       }
       constexpr int64_t kAtOnce = 50;
-      if (look < kAtOnce) {
+      const double seconds = look < kAtOnce ? 0 : std::chrono::duration<double>(Clock::now() - begin).count();
+      if (look < kAtOnce || seconds < at_once_seconds_) {
         std::this_thread::yield();
         continue;
       }
-      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
       if (family_->timeout > 0 && seconds > family_->timeout) throw late(call, size_, seconds, timeout());
       std::this_thread::sleep_for(std::chrono::microseconds(seconds < 0.01 ? 5 : 200));
     }
@@ -262,7 +265,8 @@ class Mpi : public Communicator {
   std::shared_ptr<Family> family_;
   int rank_ = 0, size_ = 1, local_rank_, local_size_;
   MpiOptions options_;
-  int exceptions_;  // on their way when it was made
+  double at_once_seconds_;  // that a wait takes a core
+  int exceptions_;          // on their way when it was made
 };
 
 }  // namespace

@@ -60,7 +60,7 @@ void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, cons
   if (call.tokens == 0) {
     if (!is_moe_ || !exchange_.spreads()) return;
     spread_forward(call, acts, take_trip_scratch(call.dims, 0, false, ArenaTake{call.scratch}));
-    return;
+    return exchange_.finish();
   }
   const ForwardScratch s = take_forward_scratch(call.dims, is_moe_, call.tokens, ArenaTake{call.scratch});
   // Where nothing is kept for a backward and nothing counted, whoever makes an operand may round it too.
@@ -83,7 +83,10 @@ void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, cons
     ffn_out(call, *linears_.shared_down, acts.shared_gate_up, {}, acts, acts.shared_hidden, rounding,
             s.shared_out);
   }
-  if (exchange_.spreads()) return sum_over_ranks(call, t, t.returned, s.shared_out, acts.middle, out);
+  if (exchange_.spreads()) {
+    exchange_.finish();
+    return sum_over_ranks(call, t, t.returned, s.shared_out, acts.middle, out);
+  }
   run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,
                                  .experts = acts.experts,

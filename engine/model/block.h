@@ -2,6 +2,7 @@
 // of experts. Forward and backward by hand (DESIGN.md sections 4 and 6).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,28 +61,38 @@ class Block {
   void attention_backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s);
 
   // Experts that are spread over ranks (block_experts.cpp).
-  struct Guests {
-    int64_t count = 0, rows = 0;  // tokens, rows of the experts
+  // Chunk by chunk: those whose experts compute now.
+  struct Chunk {
+    int64_t index, first_row, rows;  // of the experts
+    int64_t first_came, came;        // guests that come with it, in the order in which they came
+    int64_t first_leaving, leaving;  // that leave with it, in that order
+    TensorView offsets;
   };
-  Guests receive(const Call& call, const Trip::Round& round, LayerActs& acts, const TripScratch& t,
-                 const DispatchScratch& q);
+  Chunk chunk_of(const LayerActs& acts, int64_t index) const;
+  // The call of a chunk's experts.
+  Call serving(const Call& call, const Chunk& chunk) const;
+  // Begins to bring a round's tokens here, and finds their rows.
+  void receive(const Call& call, Trip::Round& round, LayerActs& acts, const TripScratch& t,
+               const DispatchScratch& q);
   // Rows that go to experts as codes, where the table says so, and what arrived as values.
   void encode(const Call& call, const TensorView& x, const QuantView& codes) const;
   void decode(const Call& call, const QuantView& codes, const TensorView& out) const;
-  void bring_codes(const Trip::Round& round, const TripScratch& t, const DispatchScratch& q);
-  void permute_guests(const Call& call, const Guests& guests, const LayerActs& acts);
-  void serve(const Call& call, const Guests& guests, LayerActs& acts);
-  void serve_backward(const Call& call, const Guests& guests, LayerActs& acts, const FfnScratch& f,
+  void permute_guests(const Call& call, const Chunk& chunk, const LayerActs& acts);
+  // Of every chunk, what its experts make of the guests, once these are there; and `then`.
+  void serve_round(const Call& call, LayerActs& acts, const DispatchScratch& q,
+                   const std::function<void(const Chunk&)>& then);
+  void serve(const Call& call, const Chunk& chunk, LayerActs& acts);
+  void serve_backward(const Call& call, const Chunk& chunk, LayerActs& acts, const FfnScratch& f,
                       const TripScratch& t);
-  void sum_here(const Call& call, const Guests& guests, const LayerActs& acts, const TensorView& gates,
+  void sum_here(const Call& call, const Chunk& chunk, const LayerActs& acts, const TensorView& gates,
                 const TensorView& out);
   void sum_over_ranks(const Call& call, const TripScratch& t, const TensorView& returned,
                       const TensorView& shared, const TensorView& residual, const TensorView& out);
   void upload_places(const Call& call, const TripScratch& t);
   void upload_sent(const Call& call, const TripScratch& t);
-  // Leaves in `t` what the experts of all ranks made of this rank's tokens.
+  // Leaves in `t`, after exchange_.finish(), what the experts of all ranks made of this rank's tokens.
   void spread_forward(const Call& call, LayerActs& acts, const TripScratch& t);
-  // Likewise of the gradient `dout` of the combination; the gates' goes to `f`.
+  // Likewise of the gradient `dout` of the combination.
   void spread_backward(const Call& call, LayerActs& acts, const TensorView& dout, const FfnScratch& f,
                        const TripScratch& t);
   void swiglu_backward(const Call& call, const TensorView& gate_up, const TensorView& dout) const;
@@ -96,7 +107,7 @@ class Block {
   BlockLinears linears_;
   ExpertExchange& exchange_;
   ExpertExchange::Begun begun_;  // of the last forward
-  Guests last_guests_;           // of its last round
+  GuestRows placed_;             // of its last round
 };
 
 }  // namespace fp4t

@@ -17,7 +17,7 @@ void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, con
     ScratchScope scope(call.scratch);
     const FfnScratch f = take_ffn_scratch(call.dims, true, 0, ArenaTake{call.scratch});
     spread_backward(call, acts, s.dstream, f, take_trip_scratch(call.dims, 0, true, ArenaTake{call.scratch}));
-    return;
+    return exchange_.finish();
   }
   if (is_moe_) {
     moe_backward(call, acts, s);
@@ -101,12 +101,17 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
   } else {
     local_experts_backward(call, acts, s.dstream, f);
   }
-  router_backward(call, acts, f);
   if (linears_.shared_down) {
     linear_backward(call, *linears_.shared_down, acts.shared_hidden, acts, s.dstream, {}, f.dshared_hidden);
     swiglu_backward(call, acts.shared_gate_up, f.dshared_hidden);
     linear_backward(call, *linears_.shared_gate_up, acts.mlp_in, acts, acts.shared_gate_up, {}, f.dshared);
   }
+  if (exchange_.spreads()) {
+    exchange_.finish();
+    // Of every gate one rank has the gradient, the others 0.
+    sum_over_ranks(call, t, t.returned_dgates, {}, {}, f.dgates);
+  }
+  router_backward(call, acts, f);
   if (exchange_.spreads()) return sum_over_ranks(call, t, t.returned, f.dshared, f.drouter_in, s.dnorm);
   // Experts, shared expert and router meet before the norm: one sum in FP32, rounded once.
   run(call.queue, CombineExperts{.y = acts.expert_rows,

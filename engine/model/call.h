@@ -9,6 +9,13 @@
 
 namespace fp4t {
 
+// Experts [first, first + count) of those that are here, for calls whose rows are theirs alone; count 0: all
+// of them. `bounds` [L + 1] cuts the rows of all of them by expert.
+struct ExpertsOfCall {
+  int64_t first = 0, count = 0;
+  const int32_t* bounds = nullptr;
+};
+
 struct Call {
   Queue& queue;
   Arena& scratch;
@@ -23,6 +30,7 @@ struct Call {
   TensorView router_sums;
   TensorView cos, sin;
   TensorView dispatch_stats = {};
+  ExpertsOfCall experts = {};
 };
 
 // Takes blocks from an arena in the form that the layouts of engine/plan want.

@@ -10,6 +10,7 @@
 #include "engine/model/trip.h"
 #include "engine/plan/dims.h"
 #include "kernels/base/queue.h"
+#include "kernels/base/threads.h"
 
 namespace fp4t {
 
@@ -28,31 +29,58 @@ class ExpertExchange {
   // experts draw.
   struct Begun {
     Trip trip;
+    int64_t chunks = 1;
     std::vector<int32_t> choices;  // [T, k]
     uint32_t sample_id = 0;
   };
   // `choices` I32 [T, k], without rows on a rank that has no tokens. The host waits for them: where tokens go
   // is decided there.
   Begun begin(const TensorView& choices, uint32_t sample_id);
-  // What the guests of a round chose, [G, k].
-  std::vector<int32_t> bring_choices(const Begun& begun, const Trip::Round& round);
+  // What the guests of a round chose, and where that puts their rows; from then on the round knows which sums
+  // go back with which chunk. `absent`: the row of a choice that is elsewhere.
+  GuestRows bring_choices(const Begun& begun, Trip::Round& round, int32_t absent);
 
-  // The rows of `field` [T, w] of the tokens of a round, to where they go; `tokens` I32 [S] is trip.sent,
-  // `sent` [S, w] holds the rows meanwhile. `out` [G, w] begins with the guests' rows then. Of any type, as
-  // many bytes a row in all three.
-  void bring(const Trip::Round& round, const TensorView& field, const TensorView& tokens,
-             const TensorView& sent, const TensorView& out);
-  // The guests' rows back: `returned` [S, w] has them in the order of trip.sent.
-  void bring_back(const Trip::Round& round, const TensorView& guests, const TensorView& returned);
+  // What goes to experts: rows of `field` [T, w]; `sent` [S, w] holds those of a round meanwhile, and `out`
+  // [G, w] begins with the guests' then, in the order in which they came. Of any type, as many bytes a row in
+  // all three.
+  struct Field {
+    TensorView field, sent, out;
+  };
+  // Begins to bring a round's tokens to where they go, chunk by chunk; `tokens` I32 [S] is trip.sent. The
+  // buffers are the exchange's until finish().
+  void bring(const Trip::Round& round, const std::vector<Field>& fields, const TensorView& tokens);
+  // What came with a chunk, and with those before it, is there.
+  void await(int64_t chunk);
+  // What goes back: of the guests' rows those that leave with a chunk; `returned` [S, w] has what comes in
+  // the order of trip.place_of.
+  struct Sums {
+    TensorView guests, returned;
+  };
+  void bring_back(const Trip::Round& round, int64_t chunk, const std::vector<Sums>& sums);
+  // All of it has come.
+  void finish();
 
  private:
-  void exchange(const void* in, const std::vector<int64_t>& send, void* out,
-                const std::vector<int64_t>& receive);
+  // How many tokens come in every round and chunk.
+  void hear_of_rounds(const std::vector<TripCounts>& matrix, std::vector<Trip::Round>& rounds);
+  // One exchange of what a chunk has of all fields: `from` and `to` begin with its first rows.
+  struct Rows {
+    char *from, *to;
+    int64_t bytes;  // of a row
+  };
+  void exchange(const Trip::Flow& flow, const std::vector<Rows>& rows);
 
   Queue& queue_;
   Aside aside_;
+  const Plan& plan_;
+  ModelDims dims_;
   TripSizes sizes_;
-  int64_t round_rows_;
+  ThreadPool threads_;
+  // Begun and not waited for, in order, and marks behind them; the first are a round's chunks on their way
+  // there.
+  std::vector<std::unique_ptr<PendingCall>> calls_;
+  std::vector<Mark> marks_;
+  size_t awaited_ = 0;
   std::unique_ptr<Communicator> group_;    // ranks that share the experts; null where each has all
   std::unique_ptr<Communicator> tensors_;  // of the same, on a GPU; on the CPU tensors travel over `group_`
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/base/numeric.h"
+#include "kernels/formats/groups.h"
 #include "kernels/ops/run.h"
 
 namespace fp4t {
@@ -30,6 +31,12 @@ QuantView rows_of(const QuantView& v, int64_t begin, int64_t count) {
   return out;
 }
 
+Call of_all_experts(const Call& call) {
+  Call all = call;
+  all.experts = {};
+  return all;
+}
+
 Operand rows_of(const Operand& operand, int64_t begin, int64_t count) {
   Operand out = operand;
   if (operand.codes.empty()) {
@@ -44,7 +51,11 @@ Operand rows_of(const Operand& operand, int64_t begin, int64_t count) {
 
 Linear::Linear(const Plan& plan, const GemmSite& site, Param& weight, Arena& run_arena,
                const TensorView& stats, int64_t first_expert)
-    : site_(site), param_(weight), stats_(stats), first_expert_(first_expert) {
+    : site_(site),
+      param_(weight),
+      stats_(stats),
+      first_expert_(first_expert),
+      gradients_(static_cast<size_t>(site.matrices()), Gradient::kGiven) {
   FP4T_CHECK_EQ(operand_of(weight).elements(), site.matrices() * site.out * site.in, weight.info.name);
   for (const OperandForm& form : cached_forms(plan, site)) {
     Cached c{form, take_cached(form, site, ArenaTake{run_arena}), false};
@@ -61,9 +72,55 @@ void Linear::weights_changed() {
 }
 
 void Linear::settle_gradient(Queue& queue) {
-  if (gradient_ != Gradient::kToWrite) return;
-  queue.fill_bytes(param_.gradient.data, 0, param_.gradient.bytes());
-  gradient_ = Gradient::kGiven;
+  const auto n = static_cast<int64_t>(gradients_.size());
+  const TensorView all = param_.gradient.reshape({n, param_.gradient.elements() / n});
+  for (size_t g = 0; g < gradients_.size();) {
+    const auto end =
+        static_cast<size_t>(std::find_if(gradients_.begin() + static_cast<int64_t>(g), gradients_.end(),
+                                         [](Gradient state) { return state != Gradient::kToWrite; }) -
+                            gradients_.begin());
+    if (end > g) {
+      const TensorView part = all.rows(static_cast<int64_t>(g), static_cast<int64_t>(end - g));
+      queue.fill_bytes(part.data, 0, part.bytes());
+      std::fill(gradients_.begin() + static_cast<int64_t>(g), gradients_.begin() + static_cast<int64_t>(end),
+                Gradient::kGiven);
+    }
+    g = end + 1;
+  }
+}
+
+Linear::Groups Linear::groups_of(const Call& call) const {
+  if (site_.groups == 0 || call.experts.count == 0) return {0, site_.matrices()};
+  return {call.experts.first, call.experts.count};
+}
+
+GemmSite Linear::site_of(const Call& call) const {
+  GemmSite site = site_;
+  if (site_.groups > 0) site.groups = groups_of(call).count;
+  return site;
+}
+
+TensorView Linear::part_of(const Call& call, const TensorView& all) const {
+  if (all.empty() || site_.groups == 0) return all;
+  const Groups g = groups_of(call);
+  return all.rows(g.first, g.count);
+}
+
+QuantView Linear::weights_of(const Call& call, const QuantView& all) const {
+  const Groups g = groups_of(call);
+  return g.count == all.groups ? all : part_of_groups(all, g.first, g.count, nullptr);
+}
+
+KeptCodes Linear::kept_of(const Call& call, const KeptCodes& all) const {
+  if (site_.groups == 0 || call.experts.count == 0) return all;
+  const auto part = [&](const QuantView& codes) {
+    return codes.empty() ? codes
+                         : part_of_groups(codes, call.experts.first, call.experts.count, call.experts.bounds);
+  };
+  KeptCodes kept = all;
+  kept.fprop = part(all.fprop);
+  kept.wgrad = part(all.wgrad);
+  return kept;
 }
 
 void Linear::prepare_forward(const Call& call) {
@@ -73,8 +130,11 @@ void Linear::prepare_forward(const Call& call) {
   forward_weight(call, scope, form, false);
 }
 
-TensorView Linear::stacked_weight() const {
-  return operand_of(param_).reshape({site_.matrices() * site_.out, site_.in});
+TensorView Linear::stacked_weight(const Call& call) const {
+  const Groups g = groups_of(call);
+  return operand_of(param_)
+      .reshape({site_.matrices() * site_.out, site_.in})
+      .rows(g.first * site_.out, g.count * site_.out);
 }
 
 OperandForm Linear::form_of(const Call& call, GemmRole gemm, OperandRole operand) const {
@@ -108,7 +168,7 @@ Quantize Linear::quantising(const Call& call, const Quantising& what, const Tens
   op.orientation = what.orientation;
   op.draw_key = site_key(pass.seed, Purpose::kRounding, copy,
                          site_id(site_.layer, site_.module, what.gemm, what.operand), pass.step, sample);
-  op.first_expert = site_.groups > 0 ? first_expert_ : -1;
+  op.first_expert = site_.groups > 0 ? first_expert_ + groups_of(call).first : -1;
   op.signs_key =
       site_key(pass.seed, Purpose::kSigns, 0,
                site_id(site_.layer, site_.module, what.gemm, OperandRole::kAct), pass.step, pass.sample_id);
@@ -144,12 +204,13 @@ TensorView Linear::forward_values(const Call& call, ScratchScope& scope, const O
   QuantView codes = kept;
   if (codes.empty()) {
     const OperandForm f = forward_form(form);
-    codes = take_quant("fprop act codes", operand_layout(f, site_, x.dim(0)), take);
+    codes = take_quant("fprop act codes", operand_layout(f, site_of(call), x.dim(0)), take);
     quantise(call, {GemmRole::kFprop, f.operand, Orientation::kRow, false}, x, offsets, {}, codes);
   }
   if (carries_forward_scale(form)) scale = codes.tensor_scale;
-  return dequantised(call, form, codes, offsets,
-                     take("fprop act values", DType::kBf16, forward_values_shape(form, site_, x.dim(0))));
+  return dequantised(
+      call, form, codes, offsets,
+      take("fprop act values", DType::kBf16, forward_values_shape(form, site_of(call), x.dim(0))));
 }
 
 Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandForm& form,
@@ -160,13 +221,13 @@ Operand Linear::activation(const Call& call, ScratchScope& scope, const OperandF
   if (form.from_forward) source = forward_values(call, scope, form, x, offsets, kept.fprop, scale);
   if (!form.spec.quantised()) return {source, along_tokens, {}, scale};
   const bool fprop = form.gemm == GemmRole::kFprop;
-  const QuantView codes =
-      fprop && !kept.fprop.empty()
-          ? kept.fprop
-          : take_quant(along_tokens ? "column codes" : "row codes", operand_layout(form, site_, x.dim(0)),
-                       [&](const std::string& block, DType dtype, const Shape& shape) {
-                         return scope.take(block, dtype, shape);
-                       });
+  const QuantView codes = fprop && !kept.fprop.empty()
+                              ? kept.fprop
+                              : take_quant(along_tokens ? "column codes" : "row codes",
+                                           operand_layout(form, site_of(call), x.dim(0)),
+                                           [&](const std::string& block, DType dtype, const Shape& shape) {
+                                             return scope.take(block, dtype, shape);
+                                           });
   const Quantising what{form.gemm, form.operand, along_tokens ? Orientation::kColumn : Orientation::kRow,
                         call.counting};
   const Quantize op = quantising(call, what, source, offsets, scale, codes);
@@ -194,37 +255,39 @@ QuantView Linear::forward_weight(const Call& call, ScratchScope& scope, const Op
   const Quantising what{GemmRole::kFprop, OperandRole::kWeight, Orientation::kRow, counted};
   if (Cached* c = cached(form)) {
     if (!c->valid) {
-      const Quantize op = quantising(call, what, stacked_weight(), {}, {}, c->held.codes);
+      const Call all = of_all_experts(call);
+      const Quantize op = quantising(all, what, stacked_weight(all), {}, {}, c->held.codes);
       Cached* turned = counted ? transpose_to_make(call, form) : nullptr;
       if (turned) {
         const Quantising column{GemmRole::kDgrad, OperandRole::kWeight, Orientation::kColumn, counted};
         run(call.queue,
             QuantizeBoth{.row = op,
-                         .column = quantising(call, column, stacked_weight(), {}, {}, turned->held.codes)});
+                         .column = quantising(all, column, stacked_weight(all), {}, {}, turned->held.codes)});
         turned->valid = true;
       } else {
         run(call.queue, op);
       }
       c->valid = true;
     }
-    return c->held.codes;
+    return weights_of(call, c->held.codes);
   }
-  const QuantView codes = take_quant("weight codes", operand_layout(form, site_, 0),
+  const QuantView codes = take_quant("weight codes", operand_layout(form, site_of(call), 0),
                                      [&](const std::string& block, DType dtype, const Shape& shape) {
                                        return scope.take(block, dtype, shape);
                                      });
-  quantise(call, what, stacked_weight(), {}, {}, codes);
+  quantise(call, what, stacked_weight(call), {}, {}, codes);
   return codes;
 }
 
 // Fills what a dgrad weight is multiplied from: codes, or dequantised values with their old scale.
 void Linear::make_weight(const Call& call, ScratchScope& scope, const OperandForm& form, CachedOperand& into,
                          TensorView& scale) {
-  TensorView source = stacked_weight();
+  TensorView source = stacked_weight(call);
   if (form.from_forward) {
     const QuantView codes = forward_weight(call, scope, forward_form(form), false);
     if (into.values.empty()) {
-      into.values = scope.take("fprop weight values", DType::kBf16, forward_values_shape(form, site_, 0));
+      into.values =
+          scope.take("fprop weight values", DType::kBf16, forward_values_shape(form, site_of(call), 0));
     }
     source = dequantised(call, form, codes, {}, into.values);
     if (carries_forward_scale(form)) scale = codes.tensor_scale;
@@ -237,31 +300,35 @@ void Linear::make_weight(const Call& call, ScratchScope& scope, const OperandFor
 
 Operand Linear::weight(const Call& call, ScratchScope& scope, const OperandForm& form) {
   const bool transposed = form.gemm == GemmRole::kDgrad;
-  if (!form.spec.quantised() && !form.from_forward) return {operand_of(param_), transposed, {}, {}};
+  const TensorView plain = part_of(call, operand_of(param_));
+  if (!form.spec.quantised() && !form.from_forward) return {plain, transposed, {}, {}};
+  Cached* c = cached(form);
   if (!transposed) return {{}, false, forward_weight(call, scope, form, call.counting), {}};
 
-  Cached* c = cached(form);
+  // What is kept, is of all experts.
+  const Call making = c ? of_all_experts(call) : call;
   CachedOperand made;
   TensorView scale;
   if (c && c->valid) {
     made = c->held;
     // Kept only when fprop's codes are: their scale is still there.
     if (carries_forward_scale(form))
-      scale = forward_weight(call, scope, forward_form(form), false).tensor_scale;
+      scale = forward_weight(making, scope, forward_form(form), false).tensor_scale;
   } else {
     if (c) {
       made = c->held;
     } else if (form.spec.quantised()) {
-      made.codes = take_quant("weight codes", operand_layout(form, site_, 0),
+      made.codes = take_quant("weight codes", operand_layout(form, site_of(call), 0),
                               [&](const std::string& block, DType dtype, const Shape& shape) {
                                 return scope.take(block, dtype, shape);
                               });
     }
-    make_weight(call, scope, form, made, scale);
+    make_weight(making, scope, form, made, scale);
     if (c) c->valid = true;
   }
-  if (form.spec.quantised()) return {{}, false, made.codes, {}};
-  return {made.values.reshape(operand_of(param_).shape), true, {}, scale};
+  if (form.spec.quantised()) return {{}, false, c ? weights_of(call, made.codes) : made.codes, {}};
+  if (!c) return {made.values.reshape(plain.shape), true, {}, scale};
+  return {part_of(call, made.values.reshape(operand_of(param_).shape)), true, {}, part_of(call, scale)};
 }
 
 // Products -------------------------------------------------------------------------------------------
@@ -284,7 +351,7 @@ void Linear::forward_rows(const Call& call, const Fprop& operands, int64_t begin
 void Linear::forward(const Call& call, const TensorView& x, const TensorView& offsets, const KeptCodes& keep,
                      const TensorView& out) {
   ScratchScope scope(call.scratch);
-  const auto [a, b] = fprop(call, scope, x, offsets, keep);
+  const auto [a, b] = fprop(call, scope, x, offsets, kept_of(call, keep));
   if (site_.groups > 0) {
     run(call.queue, GroupedGemm{.a = a, .b = b, .offsets = offsets, .out = out});
   } else {
@@ -318,7 +385,7 @@ void Linear::backward(const Call& call, const TensorView& x, const KeptCodes& ke
                       const TensorView& offsets, const TensorView& dx) {
   ScratchScope scope(call.scratch);
   const GradientCodes codes = gradient_codes(call, scope, dy, offsets);
-  wgrad(call, x, kept, dy, codes.wgrad, offsets);
+  wgrad(call, x, kept_of(call, kept), dy, codes.wgrad, offsets);
   dgrad(call, dy, codes.dgrad, offsets, dx);
 }
 
@@ -328,7 +395,7 @@ Linear::GradientCodes Linear::gradient_codes(const Call& call, ScratchScope& sco
                     columns = form_of(call, GemmRole::kWgrad, OperandRole::kGrad);
   if (!codes_gradient_once(rows, columns)) return {};
   const auto make = [&](const OperandForm& form, Orientation orientation, const char* block, QuantView& out) {
-    out = take_quant(block, operand_layout(form, site_, dy.dim(0)),
+    out = take_quant(block, operand_layout(form, site_of(call), dy.dim(0)),
                      [&](const std::string& name, DType dtype, const Shape& shape) {
                        return scope.take(name, dtype, shape);
                      });
@@ -361,10 +428,15 @@ void Linear::wgrad(const Call& call, const TensorView& x, const KeptCodes& kept,
                    const QuantView& codes, const TensorView& offsets) {
   // BF16 buffers hold one micro-batch; the plan widens them where several are summed.
   const bool wide = param_.gradient.dtype == DType::kF32;
-  FP4T_CHECK(wide || gradient_ != Gradient::kWritten, param_.info.name,
+  const Groups groups = groups_of(call);
+  const auto states = gradients_.begin() + groups.first;
+  const Gradient state = *states;
+  FP4T_CHECK(std::all_of(states, states + groups.count, [&](Gradient s) { return s == state; }),
+             param_.info.name, ": experts [", groups.first, ", ", groups.first + groups.count, ") part ways");
+  FP4T_CHECK(wide || state != Gradient::kWritten, param_.info.name,
              ": a second micro-batch needs an FP32 gradient buffer");
-  const bool accumulate = wide && gradient_ != Gradient::kToWrite;
-  gradient_ = Gradient::kWritten;
+  const bool accumulate = wide && state != Gradient::kToWrite;
+  std::fill(states, states + groups.count, Gradient::kWritten);
   ScratchScope scope(call.scratch);
   const Operand a =
       codes.empty()
@@ -373,8 +445,11 @@ void Linear::wgrad(const Call& call, const TensorView& x, const KeptCodes& kept,
   const Operand b =
       activation(call, scope, form_of(call, GemmRole::kWgrad, OperandRole::kAct), x, offsets, kept);
   if (site_.groups > 0) {
-    run(call.queue,
-        GroupedGemmK{.a = a, .b = b, .offsets = offsets, .out = param_.gradient, .accumulate = accumulate});
+    run(call.queue, GroupedGemmK{.a = a,
+                                 .b = b,
+                                 .offsets = offsets,
+                                 .out = part_of(call, param_.gradient),
+                                 .accumulate = accumulate});
   } else {
     run(call.queue, Gemm{.a = a, .b = b, .out = param_.gradient, .accumulate = accumulate});
   }

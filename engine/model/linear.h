@@ -1,6 +1,10 @@
 // One linear layer, or the same layer of every expert: y = x W^T and its two gradients, each product with
 // the operands that the precision table asks for. The only reader of the table's cells.
 //
+// Where a call names some of the experts (ExpertsOfCall), x, dy and their results are the rows of these, and
+// so are the offsets, from 0; codes that are kept have the places that they would have if all were coded at
+// once.
+//
 // Codes of weights are kept from one use to the next where the same inputs give the same codes; whatever
 // is drawn anew (stochastic rounding, fresh rotation signs) is made for each product.
 #pragma once
@@ -54,7 +58,7 @@ class Linear {
   // Makes the codes that forward multiplies now, where they are kept, so that it need not.
   void prepare_forward(const Call& call);
   // An accumulation begins: the next wgrad writes over what the gradient holds.
-  void begin_gradient() { gradient_ = Gradient::kToWrite; }
+  void begin_gradient() { gradients_.assign(gradients_.size(), Gradient::kToWrite); }
   // Zeros where an accumulation has begun and nothing was summed.
   void settle_gradient(Queue& queue);
   const Param& param() const { return param_; }
@@ -89,6 +93,17 @@ class Linear {
   void wgrad(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
              const QuantView& codes, const TensorView& offsets);
 
+  // The experts that a call is for; all of them, or the one matrix.
+  struct Groups {
+    int64_t first, count;
+  };
+  Groups groups_of(const Call& call) const;
+  GemmSite site_of(const Call& call) const;
+  // The call's part of what has a matrix for every expert in its first dimension, of codes of weights, of
+  // codes that were kept of all rows.
+  TensorView part_of(const Call& call, const TensorView& all) const;
+  QuantView weights_of(const Call& call, const QuantView& all) const;
+  KeptCodes kept_of(const Call& call, const KeptCodes& all) const;
   OperandForm form_of(const Call& call, GemmRole gemm, OperandRole operand) const;
   // `kept`: codes written by fprop and read by wgrad; empty: in scratch, made again.
   Operand activation(const Call& call, ScratchScope& scope, const OperandForm& form, const TensorView& x,
@@ -111,7 +126,7 @@ class Linear {
 
   Cached* cached(const OperandForm& form);
   Cached* transpose_to_make(const Call& call, const OperandForm& fprop);
-  TensorView stacked_weight() const;  // [matrices * out, in]
+  TensorView stacked_weight(const Call& call) const;  // [matrices * out, in]
   // Remembers as what a product ran; call after it.
   void note(const Queue& queue, GemmRole gemm, Format a, Format b);
   static Format format_of(const Operand& o);
@@ -122,7 +137,7 @@ class Linear {
   int64_t first_expert_;
   std::vector<Cached> cache_;
   enum class Gradient : uint8_t { kGiven, kToWrite, kWritten };  // kGiven: by whoever filled the buffer
-  Gradient gradient_ = Gradient::kGiven;
+  std::vector<Gradient> gradients_;                              // by expert
   struct Seen {
     GemmRole gemm;
     Format a, b;

@@ -137,40 +137,80 @@ void ShardExchange::sum_gradients() {
 void ShardExchange::sum(const Shared& shared, const Span& range, Into into) {
   shared.row.for_segments(range, [&](size_t segment, const Span& inside) {
     const Rounds rounds(plan_, shared.row, segment, inside);
-    for (int64_t round = 0; round < rounds.count(); ++round) {
-      send_gradients(shared, rounds, round);
-      const Span mine = rounds.part(shared.comm.rank(), round);
-      int64_t at = 0;
-      shared.row.for_parts(mine, [&](size_t p, const Span& elements) {
-        sum_part(shared, params_[p], elements, mine.count(), at, into);
-        at += elements.count();
-      });
-    }
+    for (int64_t round = 0; round < rounds.count(); ++round) sum_round(shared, rounds, round, into);
   });
 }
 
-// From where they are; what arrives for this rank's part of the round is `there_`, rank after rank without
-// its own.
-void ShardExchange::send_gradients(const Shared& shared, const Rounds& rounds, int64_t round) {
+// All at once, or where there are domains: a rank first gets, of its own domain, what belongs to the ranks of
+// its place in all domains; their sums, which take the place of its own gradients, go to their owners then.
+void ShardExchange::sum_round(const Shared& shared, const Rounds& rounds, int64_t round, Into into) {
+  const RowDomains d = row_domains(plan_, shared.row);
+  const int64_t own = shared.comm.rank(), domain = d.domain(own), place = d.place(own);
+  std::vector<std::pair<int64_t, Span>> to_each;
+  Arriving inside{{}, place, {}};
+  for (int64_t p = 0; p < d.size; ++p) {
+    inside.from.push_back(d.member(domain, p));
+    for (int64_t other = 0; other < d.count; ++other) {
+      to_each.emplace_back(d.member(domain, p), rounds.part(d.member(other, p), round));
+    }
+  }
+  for (int64_t other = 0; other < d.count; ++other) {
+    inside.mine.push_back(rounds.part(d.member(other, place), round));
+  }
+  send_gradients(shared, to_each, inside);
+  if (d.count == 1) return sum_arrived(shared, inside, into);
+  sum_arrived(shared, inside, Into::kGradients);
+  to_each.clear();
+  Arriving across{{}, domain, {rounds.part(own, round)}};
+  for (int64_t other = 0; other < d.count; ++other) {
+    across.from.push_back(d.member(other, place));
+    to_each.emplace_back(across.from.back(), rounds.part(across.from.back(), round));
+  }
+  send_gradients(shared, to_each, across);
+  sum_arrived(shared, across, into);
+}
+
+int64_t ShardExchange::Arriving::elements() const {
+  int64_t n = 0;
+  for (const Span& span : mine) n += span.count();
+  return n;
+}
+
+// From where they are to `there_`.
+void ShardExchange::send_gradients(const Shared& shared, const std::vector<std::pair<int64_t, Span>>& to_each,
+                                   const Arriving& arriving) {
   const int own = shared.comm.rank();
   std::vector<Part> send, receive;
-  for (int r = 0; r < shared.comm.size(); ++r) {
-    if (r == own) continue;
-    shared.row.for_parts(rounds.part(r, round), [&](size_t p, const Span& elements) {
+  for (const auto& [member, span] : to_each) {
+    if (member == own) continue;
+    const int to = static_cast<int>(member);
+    shared.row.for_parts(span, [&](size_t p, const Span& elements) {
       const TensorView part = gradient_of(params_[p], elements);
-      send.push_back({r, part.data, part.bytes()});
+      send.push_back({to, part.data, part.bytes()});
     });
   }
   char* next = static_cast<char*>(there_.data);
-  for (int r = 0; r < shared.comm.size(); ++r) {
-    if (r == own) continue;
-    shared.row.for_parts(rounds.part(own, round), [&](size_t p, const Span& elements) {
-      const int64_t bytes = gradient_of(params_[p], elements).bytes();
-      receive.push_back({r, next, bytes});
-      next += bytes;
-    });
+  for (const int64_t member : arriving.from) {
+    if (member == own) continue;
+    for (const Span& span : arriving.mine) {
+      shared.row.for_parts(span, [&](size_t p, const Span& elements) {
+        const int64_t bytes = gradient_of(params_[p], elements).bytes();
+        receive.push_back({static_cast<int>(member), next, bytes});
+        next += bytes;
+      });
+    }
   }
   shared.comm.exchange(send, receive);
+}
+
+void ShardExchange::sum_arrived(const Shared& shared, const Arriving& arriving, Into into) {
+  int64_t at = 0;
+  for (const Span& span : arriving.mine) {
+    shared.row.for_parts(span, [&](size_t p, const Span& elements) {
+      sum_terms(params_[p], elements, arriving, at, into);
+      at += elements.count();
+    });
+  }
 }
 
 TensorView ShardExchange::gradient_of(const Param& param, const Span& elements) const {
@@ -179,16 +219,17 @@ TensorView ShardExchange::gradient_of(const Param& param, const Span& elements) 
   return part;
 }
 
-// In rank order, the last term straight to where the sum belongs. Others' terms are `elements` from `at` on
-// of their `count` elements in `there_`; partial sums take the places of terms that have been added.
-void ShardExchange::sum_part(const Shared& shared, const Param& param, const Span& elements, int64_t count,
-                             int64_t at, Into into) {
-  const int own = shared.comm.rank(), ranks = shared.comm.size();
+// In the order of the terms, the last straight to where the sum belongs. Others' are `elements` from `at` on
+// in what each has sent; partial sums take the places of terms that have been added.
+void ShardExchange::sum_terms(const Param& param, const Span& elements, const Arriving& arriving, int64_t at,
+                              Into into) {
+  const auto terms = static_cast<int64_t>(arriving.from.size());
   const TensorView mine = gradient_of(param, elements);
-  const auto term = [&](int r) {
-    if (r == own) return mine;
-    const int64_t place = (r < own ? r : r - 1) * count + at;
-    return TensorView{static_cast<float*>(there_.data) + place, DType::kF32, mine.shape};
+  const auto term = [&](int64_t i) {
+    if (i == arriving.own) return mine;
+    const int64_t sender = i < arriving.own ? i : i - 1;
+    return TensorView{static_cast<float*>(there_.data) + sender * arriving.elements() + at, DType::kF32,
+                      mine.shape};
   };
   TensorView to = mine;
   bool adds = false;
@@ -197,9 +238,9 @@ void ShardExchange::sum_part(const Shared& shared, const Param& param, const Spa
     adds = owned_begun_[static_cast<size_t>(param.info.layer)];
   }
   TensorView sum = term(0);
-  for (int r = 1; r < ranks; ++r) {
-    const TensorView next = term(r);
-    const bool ends = r == ranks - 1 && !adds;
+  for (int64_t i = 1; i < terms; ++i) {
+    const TensorView next = term(i);
+    const bool ends = i == terms - 1 && !adds;
     const TensorView out = ends ? to : sum.data == mine.data ? next : sum;
     run(aside_.queue(), LinearCombination{1.0f, sum, 1.0f, next, out});
     sum = out;
@@ -277,15 +318,38 @@ void ShardExchange::end_coming() {
   coming_layer_ = -1;
 }
 
+// From each owner to all; where there are domains, to the rank of its place in each of the others, and from
+// there to the domain.
 std::unique_ptr<PendingCall> ShardExchange::begin_gather(const Shared& shared, const Span& range,
                                                          Which which) {
+  const RowDomains d = row_domains(plan_, shared.row);
+  const int64_t own = shared.comm.rank(), domain = d.domain(own), place = d.place(own);
+  std::vector<Passing> across, inside;
+  for (int64_t other = 0; other < d.count; ++other) {
+    if (other == domain) continue;
+    across.push_back({own, own, d.member(other, place)});
+    across.push_back({d.member(other, place), d.member(other, place), own});
+  }
+  for (int64_t p = 0; p < d.size; ++p) {
+    if (p == place) continue;
+    for (int64_t other = 0; other < d.count; ++other) {
+      inside.push_back({d.member(other, place), own, d.member(domain, p)});
+      inside.push_back({d.member(other, p), d.member(domain, p), own});
+    }
+  }
+  if (!across.empty()) begin_passing(shared, range, which, across)->wait();
+  return begin_passing(shared, range, which, inside);
+}
+
+std::unique_ptr<PendingCall> ShardExchange::begin_passing(const Shared& shared, const Span& range,
+                                                          Which which, const std::vector<Passing>& passing) {
   std::vector<Part> send, receive;
   shared.row.for_segments(range, [&](size_t segment, const Span& inside) {
     const Rounds whole(plan_, shared.row, segment, inside);
-    for (int r = 0; r < shared.comm.size(); ++r) {
-      if (r == shared.comm.rank()) continue;
-      list_weights(shared.row, whole.piece(shared.comm.rank()), which, r, send);
-      list_weights(shared.row, whole.piece(r), which, r, receive);
+    for (const Passing& p : passing) {
+      const bool sends = p.from == shared.comm.rank();
+      list_weights(shared.row, whole.piece(p.piece), which, static_cast<int>(sends ? p.to : p.from),
+                   sends ? send : receive);
     }
   });
   return shared.comm.begin_exchange(send, receive);

@@ -64,15 +64,33 @@ class ShardExchange {
 
   // Adds a range up at the owners: in place in the gradients, or onto what the owners have.
   enum class Into : uint8_t { kGradients, kOwned };
+  void sum_round(const Shared& shared, const Rounds& rounds, int64_t round, Into into);
   void sum(const Shared& shared, const Span& range, Into into);
-  void send_gradients(const Shared& shared, const Rounds& rounds, int64_t round);
-  void sum_part(const Shared& shared, const Param& param, const Span& elements, int64_t count, int64_t at,
-                Into into);
+  // What others bring for some spans of the row, sums of as many terms as there are senders: from each the
+  // elements that `mine` lists, one sender after another without this one.
+  struct Arriving {
+    std::vector<int64_t> from;  // members, in the order of the sum
+    int64_t own;                // index of this one
+    std::vector<Span> mine;
+    int64_t elements() const;
+  };
+  // Sends `to_each` member its spans and takes what arrives.
+  void send_gradients(const Shared& shared, const std::vector<std::pair<int64_t, Span>>& to_each,
+                      const Arriving& arriving);
+  // Sums what has arrived: into the gradients where they are, or where they belong.
+  void sum_arrived(const Shared& shared, const Arriving& arriving, Into into);
+  void sum_terms(const Param& param, const Span& elements, const Arriving& arriving, int64_t at, Into into);
   TensorView gradient_of(const Param& param, const Span& elements) const;
 
   // Weights of a range that blocks share the memory of, or those that stay: from their owners to all.
   enum class Which : uint8_t { kStaying, kShared };
   std::unique_ptr<PendingCall> begin_gather(const Shared& shared, const Span& range, Which which);
+  // Pieces of the row from and to members.
+  struct Passing {
+    int64_t piece, from, to;
+  };
+  std::unique_ptr<PendingCall> begin_passing(const Shared& shared, const Span& range, Which which,
+                                             const std::vector<Passing>& passing);
   void list_weights(const ShardRow& row, const Span& range, Which which, int to, std::vector<Part>& parts);
   void make_copies(const ShardRow& row, const Span& range);
   void begin_coming(int64_t layer);

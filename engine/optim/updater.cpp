@@ -24,6 +24,34 @@ DType moments_dtype(const ParamInfo& info, const Plan& plan) {
   return always_fp32 ? DType::kF32 : plan.dtypes.moments;
 }
 
+// Pieces end between chunks: a chunk is owned by whoever owns its first element.
+std::vector<int64_t> places_of_chunks(const Plan& plan, int64_t most) {
+  std::vector<int64_t> places;
+  std::vector<int64_t> next(static_cast<size_t>(plan.axes.ranks()));
+  for (size_t r = 0; r < next.size(); ++r) next[r] = static_cast<int64_t>(r) * most;
+  struct Owned {
+    Span span;
+    size_t rank;
+  };
+  for (const ParamInfo& info : plan.parameters) {
+    std::vector<Owned> owners;
+    for (size_t r = 0; r < next.size(); ++r) {
+      const Span owned = plan.shards.owned(info, static_cast<int64_t>(r));
+      if (owned.count() > 0) owners.push_back({owned, r});
+    }
+    std::sort(owners.begin(), owners.end(),
+              [](const Owned& a, const Owned& b) { return a.span.begin < b.span.begin; });
+    auto owner = owners.begin();
+    for_norm_chunks(info, [&](const Span& chunk) {
+      while (owner != owners.end() && owner->span.end <= chunk.begin) ++owner;
+      FP4T_CHECK(owner != owners.end() && owner->span.begin <= chunk.begin && chunk.end <= owner->span.end,
+                 info.name, ": elements [", chunk.begin, ", ", chunk.end, ") have no one owner");
+      places.push_back(next[owner->rank]++);
+    });
+  }
+  return places;
+}
+
 }  // namespace
 
 Updater::Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Arena& arena,
@@ -43,7 +71,9 @@ Updater::Updater(Queue& queue, const Plan& plan, std::vector<Param>& params, Are
     moments_.push_back(moments);
   }
   if (plan.shards.is_sharded()) {
-    chunk_sums_ = arena.take("norm chunks", DType::kF64, {2 * norm_chunks(plan)});
+    const int64_t most = most_owned_chunks(plan);
+    chunk_sums_ = arena.take("norm chunks", DType::kF64, {most, 2});
+    chunk_places_ = places_of_chunks(plan, most);
   }
   sums_ = arena.take("optimizer scalars", DType::kF64, {2});
   clip_ = arena.take("optimizer scalars", DType::kF32, {1});
@@ -78,28 +108,26 @@ void Updater::sum_squares() {
 
 void Updater::sum_squares_over_ranks() {
   queue_.fill_bytes(chunk_sums_.data, 0, chunk_sums_.bytes());
-  int64_t next = 0;
+  int64_t mine = 0;
   for (const Param& p : params_) {
     const Span owned = plan_.shards.owned(p.info, rank_);
-    SumSquaresChunks op{{}, owned.begin, matrix_elements(p.info), {}};
-    if (owned.count() > 0) {  // pieces end between chunks
-      op.x = owned_gradient(p, owned, owned);
-      op.sums = chunk_sums_.rows(2 * (next + op.chunk_at(owned.begin)), 2 * op.chunks());
-      op.sums = op.sums.reshape({op.chunks(), 2});
-      run(queue_, op);
-    }
-    next += op.chunk_at(p.info.shape.elements());
+    if (owned.count() == 0) continue;
+    SumSquaresChunks op{owned_gradient(p, owned, owned), owned.begin, matrix_elements(p.info), {}};
+    op.sums = chunk_sums_.rows(mine, op.chunks());
+    run(queue_, op);
+    mine += op.chunks();
   }
-  std::vector<double> chunks = queue_.download(chunk_sums_.data, chunk_sums_.bytes()).values<double>();
-  // Every entry is one rank's and the others' zero, so this sum is exact.
-  exchange_->comm().all_reduce(chunks.data(), static_cast<int64_t>(chunks.size()), ReduceOp::kSum);
+  const std::vector<double> own = queue_.download(chunk_sums_.data, chunk_sums_.bytes()).values<double>();
+  std::vector<double> all(own.size() * static_cast<size_t>(plan_.axes.ranks()));
+  exchange_->comm().all_gather(own.data(), all.data(), static_cast<int64_t>(own.size() * sizeof(double)));
   double sums[2] = {0, 0};
-  next = 0;
+  auto place = chunk_places_.begin();
   for (const Param& p : params_) {
     double sum = 0, nonfinite = 0;
     for_norm_chunks(p.info, [&](const Span&) {
-      sum += chunks[static_cast<size_t>(2 * next)];
-      nonfinite += chunks[static_cast<size_t>(2 * next++ + 1)];
+      const double* const of_chunk = all.data() + 2 * *place++;
+      sum += of_chunk[0];
+      nonfinite += of_chunk[1];
     });
     sums[0] += sum;
     sums[1] += nonfinite;

@@ -34,7 +34,8 @@ class Updater {
   // Enqueues the sums over all gradients and what follows from them, clip_ and apply_; returns the sums.
   Download decide(const OptimizerSpec& spec, double extra_nonfinite);
   void sum_squares();
-  // The same over several ranks: one sum a chunk from its owner, added in the order of the logical tensors.
+  // The same over several ranks: every owner's chunks to all, which add them in the order of the logical
+  // tensors.
   void sum_squares_over_ranks();
   // What was decided, by the same arithmetic.
   static StepReport report_of(const std::vector<double>& sums, const OptimizerSpec& spec,
@@ -51,8 +52,12 @@ class Updater {
   ShardExchange* exchange_;
   int rank_;
   std::vector<Moments> moments_;
-  TensorView sums_;         // F64 [2]: of squares, of non-finite elements
-  TensorView chunk_sums_;   // F64 [2 * norm chunks], the same of each; with several ranks
+  TensorView sums_;  // F64 [2]: of squares, of non-finite elements
+  // With several ranks: F64 [most chunks that a rank owns, 2], the same of the chunks that this one owns; and
+  // where the sums of each chunk of the logical tensors, in order, stand when those of all ranks follow one
+  // another.
+  TensorView chunk_sums_;
+  std::vector<int64_t> chunk_places_;
   TensorView clip_;         // F32 [1]
   TensorView apply_;        // I32 [1]
   TensorView muon_update_;  // F32, elements of the largest Muon parameter

@@ -65,19 +65,27 @@ std::string experts_text(const Plan& plan) {
   if (plan.axes.expert == 1) return "";
   const ModelDims d = dims_of(plan);
   return detail::concat("  ", d.local_experts, " experts a rank, which take ", grouped(d.round_rows),
-                        " rows in a round; the worst routing takes ", worst_rounds(plan), " rounds\n");
+                        " rows in a round; the worst routing takes ", worst_rounds(plan), " rounds\n",
+                        d.expert_chunks > 1
+                            ? detail::concat("  their tokens travel in ", d.expert_chunks,
+                                             " parts, beside the products of the part before\n")
+                            : "");
 }
 
 std::string ranks_text(const Plan& plan) {
   if (plan.axes.ranks() == 1) return "";
-  return detail::concat(
-             "ranks\n  ", plan.axes.ranks(), ": data ", plan.axes.data, " x expert ", plan.axes.expert,
-             "; masters and moments of at most ", grouped(plan.shards.largest_owned()), " parameters a rank",
-             gathers_weights(plan)      ? ", their gradients and weights too, block by block\n"
-             : scatters_gradients(plan) ? ", their gradients too, block by block\n"
-                                        : "\n",
-             "  tensors travel ",
-             plan.transport == "nccl" ? "from GPU to GPU by NCCL\n" : "through host memory by MPI\n") +
+  const RowDomains domains = row_domains(plan, plan.shards.everywhere());
+  return detail::concat("ranks\n  ", plan.axes.ranks(), ": data ", plan.axes.data, " x expert ",
+                        plan.axes.expert, "; masters and moments of at most ",
+                        grouped(plan.shards.largest_owned()), " parameters a rank",
+                        gathers_weights(plan)      ? ", their gradients and weights too, block by block\n"
+                        : scatters_gradients(plan) ? ", their gradients too, block by block\n"
+                                                   : "\n",
+                        "  tensors travel ",
+                        plan.transport == "nccl" ? "from GPU to GPU by NCCL" : "through host memory by MPI",
+                        domains.nested() ? detail::concat("; gradients are summed in domains of ",
+                                                          domains.size, " ranks, then between these\n")
+                                         : "\n") +
          experts_text(plan);
 }
 

@@ -13,6 +13,16 @@ namespace {
 int64_t most_rows(const ModelDims& d, int64_t tokens) {
   return d.expert_ranks * tokens * std::min(d.top_k, d.local_experts);
 }
+
+// Where the recipe does not say how many chunks: links reach their rate with messages of some 16 MiB, and
+// more chunks than 8 hide little more.
+constexpr double kChunkBytes = 16 << 20;
+constexpr int64_t kMostChunks = 8;
+int64_t chunks_for(const ModelDims& d, double tokens_sent) {
+  const double bytes = tokens_sent * static_cast<double>(d.hidden * dtype_bytes(d.act));
+  return std::clamp<int64_t>(static_cast<int64_t>(bytes / kChunkBytes), 1,
+                             std::min(kMostChunks, d.local_experts));
+}
 }  // namespace
 
 ModelDims dims_of(const Plan& plan) {
@@ -37,6 +47,7 @@ ModelDims dims_of(const Plan& plan) {
   d.act = plan.act;
   d.expert_ranks = plan.axes.expert;
   d.local_experts = m.moe.experts / plan.axes.expert;
+  d.expert_chunks = 1;
   if (d.spreads_experts()) {
     const int64_t tokens = std::max(plan.max_tokens, plan.max_decode_tokens);
     const double even = static_cast<double>(tokens * d.top_k), factor = plan.parallel.receive_factor;
@@ -44,6 +55,10 @@ ModelDims dims_of(const Plan& plan) {
     d.round_rows = factor == 0 ? most : std::min(most, static_cast<int64_t>(std::ceil(factor * even)));
     d.round_rows = std::max<int64_t>(d.round_rows, 1);
     d.receive_rows = d.round_rows + std::min(d.top_k, d.local_experts) - 1;
+    // To each of the other ranks at most once a choice.
+    const int64_t sent = tokens * std::min(d.top_k, d.expert_ranks - 1);
+    d.expert_chunks = plan.parallel.expert_chunks > 0 ? std::min(plan.parallel.expert_chunks, d.local_experts)
+                                                      : chunks_for(d, static_cast<double>(sent));
   }
   for (const TablePair& tables : table_pairs(plan)) {
     d.codes_dispatch = d.codes_dispatch || dispatch_spec(tables.forward->dispatch).quantised();
@@ -59,6 +74,11 @@ QuantSpec dispatch_spec(Format format) {
     spec.scale_round = ScaleRound::kPow2;
   }
   return spec;
+}
+
+int64_t call_chunks(const Plan& plan, const ModelDims& d, double tokens_sent) {
+  if (plan.parallel.expert_chunks > 0) return d.expert_chunks;
+  return 2 * chunks_for(d, tokens_sent) >= d.expert_chunks ? d.expert_chunks : 1;
 }
 
 int64_t worst_rounds(const Plan& plan) {

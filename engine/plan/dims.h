@@ -22,6 +22,9 @@ struct ModelDims {
   // Rows that this rank's experts take in one round, whichever of their ranks they come from; 0 where experts
   // are not spread. The last token may begin in row round_rows - 1; its rows stay together.
   int64_t receive_rows, round_rows;
+  // Parts that a rank's experts are cut into where tokens travel (parallel.expert_chunks), at most; 1 where
+  // experts are not spread.
+  int64_t expert_chunks;
   bool codes_dispatch;  // in any table
   bool spreads_experts() const { return expert_ranks > 1; }
 };
@@ -33,6 +36,9 @@ QuantSpec dispatch_spec(Format format);
 inline int64_t expert_rows(const ModelDims& d, int64_t tokens) {
   return d.spreads_experts() ? d.receive_rows : tokens * d.top_k;
 }
+// Chunks of a call in which a rank brings so many tokens to experts of other ranks, in the mean:
+// expert_chunks, or 1 where that is too few bytes for them and the recipe does not say otherwise.
+int64_t call_chunks(const Plan& plan, const ModelDims& d, double tokens_sent);
 // Rounds that the worst routing takes: every token of every rank with all its choices on one of them.
 int64_t worst_rounds(const Plan& plan);
 

@@ -80,23 +80,20 @@ Pricer price_weight_codes(const Plan& plan, const std::vector<GemmSite>& sites) 
   return p;
 }
 
-// `codes`: of the weights, alike on all ranks.
+// `alike`: what is so on all ranks.
 Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims, int64_t num_sites,
-                    const Pricer& codes) {
+                    const Pricer& alike) {
   Pricer p;
   for (const ParamInfo& info : plan.parameters) take_param(info, plan, rank, p);
   take_shared_blocks(plan, shared_places(plan, rank), p);
   for (const BufferInfo& b : plan.buffers) p("buffers", b.dtype, b.shape);
   take_state(dims, num_sites, num_moe_layers(plan.model), p);
-  p.add_all(codes);
+  p.add_all(alike);
   for (const ParamInfo& info : plan.parameters) {
     const DType moments = master_dtype(info, {plan.dtypes.moments, plan.dtypes.moments, DType::kF32});
     for (int i = 0; i < 2; ++i) p("optimizer moments", moments, owned_shape(info, plan, rank));
   }
-  if (plan.shards.is_sharded()) {
-    take_exchange(plan, p);
-    p("norm chunks", DType::kF64, {2 * norm_chunks(plan)});
-  }
+  if (plan.shards.is_sharded()) take_exchange(plan, p);
   for (int i = 0; i < 16; ++i) p("optimizer scalars", DType::kF64, {1});
   price_muon(plan, p);
   if (needs_reference(plan)) {
@@ -112,9 +109,10 @@ Pricer price_run_of(int64_t rank, const Plan& plan, const ModelDims& dims, int64
 // Of the rank that needs most.
 Pricer price_run(const Plan& plan, const ModelDims& dims, const std::vector<GemmSite>& sites) {
   Pricer most;
-  const Pricer codes = price_weight_codes(plan, sites);
+  Pricer alike = price_weight_codes(plan, sites);
+  if (plan.shards.is_sharded()) alike("norm chunks", DType::kF64, {most_owned_chunks(plan), 2});
   for (int64_t rank = 0; rank < plan.axes.ranks(); ++rank) {
-    const Pricer p = price_run_of(rank, plan, dims, static_cast<int64_t>(sites.size()), codes);
+    const Pricer p = price_run_of(rank, plan, dims, static_cast<int64_t>(sites.size()), alike);
     if (p.total() > most.total()) most = p;
   }
   return most;

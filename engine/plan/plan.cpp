@@ -30,6 +30,17 @@ Axes resolve_axes(const Recipe& recipe, int64_t ranks, ProblemList& problems) {
                 detail::concat(p.data, " x parallel.expert ", p.expert, " needs ", p.data * p.expert,
                                " ranks, and ", here, "; allowed: ", axes.data, ", or 0 for what is left"));
   }
+  if (p.domain > 0 && p.domain < ranks) {
+    if (ranks % p.domain != 0) {
+      problems.at("parallel.domain", detail::concat(p.domain, " ranks, and ", here,
+                                                    "; allowed: a divisor of the number of ranks, or 0"));
+    } else if (p.domain % p.expert != 0) {
+      problems.at("parallel.domain",
+                  detail::concat(p.domain, " ranks, and ", p.expert,
+                                 " share experts (parallel.expert): some "
+                                 "groups would lie in two domains; allowed: a multiple of it, or 0"));
+    }
+  }
   return axes;
 }
 
@@ -85,6 +96,10 @@ void check_spec(const Recipe& recipe, const MachineSpec& spec, const Axes& axes,
   if (ranks > domain && ranks % domain != 0) {
     problems.at("--ranks", detail::concat(ranks, " leave a fast domain of ", spec.name,
                                           " half empty; allowed: up to ", domain, ", or a multiple"));
+  }
+  if (recipe.parallel.domain > domain && ranks > domain) {
+    problems.at("parallel.domain", detail::concat(recipe.parallel.domain, " ranks, and a fast domain of ",
+                                                  spec.name, " has ", domain, "; allowed: at most that"));
   }
   const int64_t expert = axes.expert;
   if (expert > domain || (ranks > domain && domain % expert != 0)) {

@@ -51,6 +51,16 @@ void for_norm_chunks(const ParamInfo& p, const Body& body) {
   }
 }
 
+// Members of a row in domains of consecutive ones: member m is in domain m / size, its place there m % size.
+// What goes between domains goes from place to place.
+struct RowDomains {
+  int64_t size = 1, count = 1;
+  bool nested() const { return size > 1 && count > 1; }
+  int64_t domain(int64_t member) const { return member / size; }
+  int64_t place(int64_t member) const { return member % size; }
+  int64_t member(int64_t domain, int64_t place) const { return domain * size + place; }
+};
+
 // Parameters, or the parts of them that some ranks hold alike, one after another: a row of elements. It is
 // cut into segments, each into a consecutive piece for every rank, so that what travels for one segment goes
 // from all of these ranks to all.

@@ -7,6 +7,15 @@
 
 namespace fp4t {
 
+RowDomains row_domains(const Plan& plan, const ShardRow& row) {
+  const int64_t ranks = plan.axes.ranks(), domain = plan.parallel.domain;
+  const RowDomains one = {row.members(), 1};
+  if (domain == 0 || domain >= ranks) return one;
+  // Of ranks that share experts, one in `expert` has the same ones.
+  const int64_t size = row.members() == ranks ? domain : domain / plan.axes.expert;
+  return size > 1 && row.members() > size ? RowDomains{size, row.members() / size} : one;
+}
+
 int64_t round_elements(const Plan& plan, const ShardRow& row) {
   // Links between GPUs reach their rate with messages of tens of megabytes.
   const int64_t all_others = int64_t{plan.machine.backend == Backend::kCuda ? 64 : 16} << 20;
@@ -43,13 +52,29 @@ SharedPlaces shared_places(const Plan& plan, int64_t rank) {
   return s;
 }
 
-int64_t norm_chunks(const Plan& plan) {
+namespace {
+int64_t owned_chunks(const Plan& plan, const ShardRow& row, int64_t member) {
   int64_t n = 0;
-  for (const ParamInfo& p : plan.parameters) {
-    const int64_t matrix = matrix_elements(p);
-    n += p.shape.elements() / matrix * ceil_div(matrix, kNormChunk);
+  for (size_t s = 0; s < row.segments(); ++s) {
+    row.for_parts(row.piece(s, member), [&](size_t p, const Span& elements) {
+      const SumSquaresChunks chunks{{}, 0, matrix_elements(plan.parameters[p]), {}};
+      n += chunks.chunk_at(elements.end) - chunks.chunk_at(elements.begin);
+    });
   }
   return n;
+}
+}  // namespace
+
+int64_t most_owned_chunks(const Plan& plan) {
+  int64_t most = 0;
+  for (int64_t rank = 0; rank < plan.axes.ranks(); ++rank) {
+    int64_t n = owned_chunks(plan, plan.shards.everywhere(), rank);
+    if (plan.shards.spreads_experts()) {
+      n += owned_chunks(plan, plan.shards.experts(plan.axes.expert_index(rank)), plan.axes.data_index(rank));
+    }
+    most = std::max(most, n);
+  }
+  return most;
 }
 
 int64_t num_moe_layers(const ModelSpec& model) {

@@ -93,6 +93,9 @@ SharedBlocks take_shared_blocks(const Plan& plan, const SharedPlaces& places, Ta
   return b;
 }
 
+// In which domains the members of a row add gradients up and pass weights on (parallel.domain); all of them
+// in one where they are not more, or where a domain has but one.
+RowDomains row_domains(const Plan& plan, const ShardRow& row);
 // Elements of each piece of a row that one round of engine/model/shard_exchange.h sums.
 int64_t round_elements(const Plan& plan, const ShardRow& row);
 // Of all other ranks' pieces together, in the largest round.
@@ -102,8 +105,8 @@ template <class Take>
 TensorView take_exchange(const Plan& plan, Take&& take) {
   return take("rank exchange", DType::kF32, {exchange_elements(plan)});
 }
-// Norm chunks of all parameters, for the sums that ranks tell each other.
-int64_t norm_chunks(const Plan& plan);
+// Norm chunks of the rank that owns most of them, for the sums that ranks tell each other.
+int64_t most_owned_chunks(const Plan& plan);
 
 // Monitors: operands of a site in the order (fprop act, weight; dgrad grad, weight; wgrad grad, act).
 inline constexpr int kOperandsPerSite = 6;

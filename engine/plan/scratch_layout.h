@@ -73,10 +73,12 @@ FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Tak
 struct TripScratch {
   TensorView sent_tokens;                // I32 [S]: whose rows, in the order in which they go
   TensorView sent, sent_choices;         // act [S, D], F32 [S, k]: on their way
-  TensorView guest_dout, guest_dgates;   // act [G, D], F32 [G, k]: backward
+  TensorView leaving, leaving_gates;     // I32 [G], F32 [G, k]: guests in the order in which their sums leave
+  TensorView guest_dout, guest_dgates;   // act [G, D], as they came, and F32 [G, k], as they leave: backward
+  TensorView row_gates, row_dgates;      // F32 [R, 1], [R + 1, 1], whose last is 0: backward
   TensorView partial;                    // F32 [G, D]
   TensorView returned, returned_dgates;  // F32 [S, D], [S, k]
-  TensorView place_of, rank_of;          // I32 [T, X]: a token's rows in `returned`, -1 for none
+  TensorView place_of, rank_of;          // I32 [T, min(X, k)]: a token's rows in `returned`, -1 for none
 };
 template <class Take>
 TripScratch take_trip_scratch(const ModelDims& d, int64_t tokens, bool backward, Take&& take) {
@@ -86,13 +88,17 @@ TripScratch take_trip_scratch(const ModelDims& d, int64_t tokens, bool backward,
   s.sent_tokens = take("experts of other ranks", DType::kI32, {sent});
   s.sent = take("experts of other ranks", d.act, {sent, d.hidden});
   s.sent_choices = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  s.leaving = take("experts of other ranks", DType::kI32, {guests});
+  s.leaving_gates = take("experts of other ranks", DType::kF32, {guests, d.top_k});
   s.partial = take("experts of other ranks", DType::kF32, {guests, d.hidden});
   s.returned = take("experts of other ranks", DType::kF32, {sent, d.hidden});
-  s.place_of = take("experts of other ranks", DType::kI32, {tokens, d.expert_ranks});
-  s.rank_of = take("experts of other ranks", DType::kI32, {tokens, d.expert_ranks});
+  s.place_of = take("experts of other ranks", DType::kI32, {tokens, std::min(d.top_k, d.expert_ranks)});
+  s.rank_of = take("experts of other ranks", DType::kI32, {tokens, std::min(d.top_k, d.expert_ranks)});
   if (!backward) return s;
   s.guest_dout = take("experts of other ranks", d.act, {guests, d.hidden});
   s.guest_dgates = take("experts of other ranks", DType::kF32, {guests, d.top_k});
+  s.row_gates = take("experts of other ranks", DType::kF32, {guests, 1});
+  s.row_dgates = take("experts of other ranks", DType::kF32, {guests + 1, 1});
   s.returned_dgates = take("experts of other ranks", DType::kF32, {sent, d.top_k});
   return s;
 }

@@ -44,12 +44,14 @@ struct LayerActs {
   // [R, D]: the experts' input, then their output; in backward the gradient of the output, the input again,
   // its gradient.
   TensorView expert_rows;
-  // Where experts are spread: the tokens that came, what they chose (-1: of another rank), their rows here.
-  // Where dispatch is coded, the experts' input are `guests`, too: decoded.
-  TensorView guests, guest_gates;            // [G, D], F32 [G, k]
-  TensorView guest_experts, guest_row_of;    // I32 [G, k]
-  TensorView expert_offsets, guest_of;       // I32 [L + 1], [R]
-  TensorView shared_gate_up, shared_hidden;  // [T, 2 Fs], [T, Fs]
+  // Where experts are spread: the tokens that came, in the order in which they did; what they chose (-1: of
+  // another rank) and their rows here, in the order in which their sums leave; of each row the token and the
+  // choice, as an index of guest_gates. Offsets are those of each chunk of experts, from 0. Where dispatch is
+  // coded, the experts' input are `guests`, too: decoded.
+  TensorView guests, guest_gates;                     // [G, D], F32 [G, k]
+  TensorView guest_experts, guest_row_of;             // I32 [G, k]
+  TensorView expert_offsets, guest_of, guest_choice;  // I32 [L + chunks], [R], [R]
+  TensorView shared_gate_up, shared_hidden;           // [T, 2 Fs], [T, Fs]
   // rows of the FFN: R in MoE blocks, T in dense ones
   TensorView gate_up, hidden;                    // [rows, 2F], [rows, F]
   std::array<KeptCodes, kNumGemmModules> codes;  // by module
@@ -93,8 +95,9 @@ LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, const
       a.guest_gates = take("experts", DType::kF32, {guests, d.top_k});
       a.guest_experts = take("experts", DType::kI32, {guests, d.top_k});
       a.guest_row_of = take("experts", DType::kI32, {guests, d.top_k});
-      a.expert_offsets = take("experts", DType::kI32, {d.local_experts + 1});
+      a.expert_offsets = take("experts", DType::kI32, {d.local_experts + d.expert_chunks});
       a.guest_of = take("experts", DType::kI32, {guests});
+      a.guest_choice = take("experts", DType::kI32, {guests});
     }
     if (d.shared_hidden > 0) {
       a.shared_gate_up = take("shared experts", d.act, {tokens, 2 * d.shared_hidden});

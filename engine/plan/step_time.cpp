@@ -72,6 +72,10 @@ class StageModel {
       if (same == out_.wire.end()) {
         out_.wire.push_back(line);
       } else {
+        const double all = same->bytes() + line.bytes();
+        if (all > 0) {
+          same->share_beside = (same->share_beside * same->bytes() + line.share_beside * line.bytes()) / all;
+        }
         same->inside_bytes += line.inside_bytes, same->outside_bytes += line.outside_bytes;
         same->calls += line.calls;
       }

@@ -16,9 +16,24 @@ struct Members {
   int64_t count;   // of the row
   int64_t inside;  // of these, in one fast domain
   // Of what a member sends to every other.
-  void add(WireLine& line, double to_each) const {
-    line.inside_bytes += to_each * real(inside - 1);
-    line.outside_bytes += to_each * real(count - inside);
+  void add(WireLine& line, double to_each) const { add_to_next(line, to_each, count); }
+  // To the others of so many consecutive ones.
+  void add_to_next(WireLine& line, double to_each, int64_t neighbours) const {
+    const int64_t near = std::min(neighbours, inside);
+    line.inside_bytes += to_each * real(near - 1);
+    line.outside_bytes += to_each * real(neighbours - near);
+  }
+  // To all that have the same place in domains of so many.
+  void add_across(WireLine& line, double to_each, int64_t size) const {
+    const int64_t near = std::max<int64_t>(inside / size, 1);
+    line.inside_bytes += to_each * real(near - 1);
+    line.outside_bytes += to_each * real(count / size - near);
+  }
+  // Everybody has a piece for everybody, of so many bytes: by domains, the pieces of all domains go to the
+  // next in the own one and each then to its domain, or the other way round.
+  void add_pieces(WireLine& line, double piece, const RowDomains& domains) const {
+    add_to_next(line, piece * real(domains.count), domains.size);
+    add_across(line, piece, domains.size);
   }
 };
 
@@ -70,8 +85,9 @@ int64_t rounds_of(const Plan& plan, const ShardRow& row, const Span& range) {
 // Every rank sends every owner its F32 share, so many times.
 void add_sum(const Plan& plan, const SharedRow& shared, const Span& range, int64_t times, WireLine& line) {
   const double elements = real(range.count()) / real(shared.members.count);
-  shared.members.add(line, elements * 4 * real(times));
-  line.calls += real(rounds_of(plan, shared.row, range) * times);
+  const RowDomains domains = row_domains(plan, shared.row);
+  shared.members.add_pieces(line, elements * 4 * real(times), domains);
+  line.calls += real(rounds_of(plan, shared.row, range) * times * (domains.nested() ? 2 : 1));
 }
 
 double weight_bytes(const Plan& plan, const ShardRow& row, const Span& range, bool shared) {
@@ -90,20 +106,37 @@ void add_gather(const Plan& plan, const SharedRow& shared, const Span& range, bo
                 WireLine& line) {
   const double bytes = weight_bytes(plan, shared.row, range, blocks);
   if (bytes == 0) return;
-  shared.members.add(line, bytes / real(shared.members.count) * real(times));
-  line.calls += real(times);
+  const RowDomains domains = row_domains(plan, shared.row);
+  shared.members.add_pieces(line, bytes / real(shared.members.count) * real(times), domains);
+  line.calls += real(times * (domains.nested() ? 2 : 1));
 }
 
-WireLine expert_line(const char* name) { return {name, Collective::kAllToAll}; }
+// What a call's exchanges with experts have in common.
+struct Trips {
+  Trips(const Plan& plan, double tokens) : d(dims_of(plan)), layers(real(num_moe_layers(plan.model))) {
+    sent = tokens * share_of_guests(d, d.local_experts) * real(d.expert_ranks - 1);
+    chunks = call_chunks(plan, d, sent);
+    // A token comes with the first chunk that has an expert of its own; while those of the first come, and
+    // while sums of the last leave, nothing computes.
+    const double first = share_of_guests(d, d.local_experts / chunks) / share_of_guests(d, d.local_experts);
+    share_beside = chunks > 1 ? 1 - first : 0;
+  }
+  WireLine line(const char* name) const {
+    WireLine l{name, Collective::kExchange, Beside::kBlocks};
+    l.share_beside = share_beside;
+    return l;
+  }
+  // Bytes a row and layer, over all layers with experts; every rank sends those of its tokens that have an
+  // expert on another rank of its group, once a rank.
+  void add(double row_bytes, WireLine& line) const {
+    line.inside_bytes += layers * sent * row_bytes;
+    line.calls += layers * real(line.collective == Collective::kExchange ? chunks : 1);
+  }
 
-// Bytes a row and layer, over all layers with experts; every rank sends those of its tokens that have an
-// expert on another rank of its group, once a rank.
-void add_rows(const Plan& plan, double tokens, double row_bytes, double calls, WireLine& line) {
-  const ModelDims d = dims_of(plan);
-  const double layers = real(num_moe_layers(plan.model));
-  line.inside_bytes += layers * tokens * share_of_guests(d) * real(d.expert_ranks - 1) * row_bytes;
-  line.calls += layers * calls;
-}
+  ModelDims d;
+  double layers, sent = 0, share_beside = 0;
+  int64_t chunks = 1;
+};
 
 double dispatch_bytes(const ModelDims& d, Format format) {
   const double hidden = real(d.hidden);
@@ -122,7 +155,7 @@ std::vector<WireLine> update_wire(const Plan& plan, const Domains& domains, int6
   const bool scatters = scatters_gradients(plan);
   WireLine gradients{"gradients to their owners", Collective::kExchange,
                      scatters ? Beside::kBackward : Beside::kLastBackward},
-      norm{"norm, two sums a chunk", Collective::kAllReduce}, weights{"weights after the update"},
+      norm{"norm, two sums a chunk", Collective::kAllGather}, weights{"weights after the update"},
       blocks{"weights block by block", Collective::kExchange, Beside::kBlocks};
   const int64_t layers = plan.model.layers;
   double of_blocks = 0, all = 0;
@@ -150,45 +183,46 @@ std::vector<WireLine> update_wire(const Plan& plan, const Domains& domains, int6
   blocks.share_beside = 1 - 1 / real(layers);
   const int64_t ranks = plan.axes.ranks();
   const int64_t domain = domains.size == 0 ? ranks : std::min(domains.size, ranks);
-  Members{ranks, domain}.add(norm, real(2 * norm_chunks(plan) * 8));
-  norm.calls = real(ceil_div(2 * norm_chunks(plan), int64_t{16384}));
+  Members{ranks, domain}.add(norm, real(2 * most_owned_chunks(plan) * 8));
+  norm.calls = 1;
   std::vector<WireLine> lines = {gradients, norm, weights};
   if (gathers_weights(plan)) lines.push_back(blocks);
   return lines;
 }
 
 std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& table, double tokens) {
-  const ModelDims d = dims_of(plan);
+  const Trips trips(plan, tokens);
+  const ModelDims& d = trips.d;
   if (!d.spreads_experts()) return {};
-  WireLine there = expert_line("rows to experts"), back = expert_line("sums from experts");
-  const bool coded = dispatch_spec(table.dispatch).quantised();
-  const double choices = real(d.top_k) * 8;  // experts and gates
-  add_rows(plan, tokens, dispatch_bytes(d, table.dispatch) + choices, coded ? 5 : 3, there);
-  add_rows(plan, tokens, real(d.hidden) * 4, 1, back);
-  WireLine counts{"counts of rows", Collective::kAllGather};
-  // For every rank of the group how many tokens and rows, and a sample id: 24 bytes.
-  counts.inside_bytes =
-      real(num_moe_layers(plan.model)) * 24 * real(d.expert_ranks) * real(d.expert_ranks - 1);
-  counts.calls = real(num_moe_layers(plan.model));
-  return {counts, there, back};
+  WireLine there = trips.line("rows to experts"), back = trips.line("sums from experts");
+  trips.add(dispatch_bytes(d, table.dispatch) + real(d.top_k) * 4, there);  // and gates
+  trips.add(real(d.hidden) * 4, back);
+  WireLine counts{"counts of rows", Collective::kAllGather}, choices{"choices", Collective::kAllToAll};
+  // For every rank of the group a sample id, rows, and tokens by chunk.
+  const double of_rank = real(8 * (2 + d.expert_chunks) * d.expert_ranks);
+  counts.inside_bytes = trips.layers * of_rank * real(d.expert_ranks - 1);
+  counts.calls = trips.layers;
+  trips.add(real(d.top_k) * 4, choices);
+  return {counts, choices, there, back};
 }
 
 std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable& table, double tokens) {
-  const ModelDims d = dims_of(plan);
+  const Trips trips(plan, tokens);
+  const ModelDims& d = trips.d;
   if (!d.spreads_experts()) return {};
-  WireLine there = expert_line("gradients to experts"), back = expert_line("gradients from experts");
-  add_rows(plan, tokens, real(d.hidden * dtype_bytes(d.act)), 1, there);
-  add_rows(plan, tokens, real(d.hidden) * 4 + real(d.top_k) * 4, 2, back);
-  if (takes_rounds(d, tokens)) {
-    const double again = dispatch_bytes(d, table.dispatch) + real(d.top_k) * 8;
-    add_rows(plan, tokens, again, 3, there);
-  }
-  return {there, back};
+  WireLine there = trips.line("gradients to experts"), back = trips.line("gradients from experts");
+  trips.add(real(d.hidden * dtype_bytes(d.act)), there);
+  trips.add(real(d.hidden) * 4 + real(d.top_k) * 4, back);
+  if (!takes_rounds(d, tokens)) return {there, back};
+  WireLine choices{"choices", Collective::kAllToAll};
+  trips.add(dispatch_bytes(d, table.dispatch) + real(d.top_k) * 4, there);
+  trips.add(real(d.top_k) * 4, choices);
+  return {choices, there, back};
 }
 
 double seconds_of(const WireLine& line, const MachineSpec& machine) {
   const double slow = machine.slow.gb_s.value * 1e9, fast = machine.fast.gb_s.value * 1e9;
-  const bool hosts = line.collective == Collective::kAllReduce || line.collective == Collective::kAllGather;
+  const bool hosts = line.collective != Collective::kExchange;
   const double carried =
       hosts ? line.bytes() / slow : std::max(line.inside_bytes / fast, line.outside_bytes / slow);
   const LinkSpec& farthest = hosts || line.outside_bytes > 0 ? machine.slow : machine.fast;

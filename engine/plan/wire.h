@@ -15,9 +15,9 @@
 namespace fp4t {
 
 enum class Collective : uint8_t {
-  kExchange,   // parts of parameters, from device to device
-  kAllToAll,   // rows of tokens, likewise
-  kAllReduce,  // from host to host: everybody's values to everybody
+  kExchange,   // parts of parameters and rows of tokens, from device to device
+  kAllToAll,   // from host to host: what tokens chose
+  kAllReduce,  // likewise: everybody's values to everybody
   kAllGather,  // likewise
 };
 

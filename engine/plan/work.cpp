@@ -164,7 +164,9 @@ class BlockWork {
     rows_ = tokens_ * real(d.top_k);
     stream_ = tokens_ * real(d.hidden);
     routed_ = rows_ * real(d.hidden);
-    guests_ = d.spreads_experts() ? tokens_ * real(d.expert_ranks) * share_of_guests(d) * real(d.hidden) : 0;
+    guests_ = d.spreads_experts()
+                  ? tokens_ * real(d.expert_ranks) * share_of_guests(d, d.local_experts) * real(d.hidden)
+                  : 0;
   }
 
   void forward() {
@@ -247,7 +249,7 @@ class BlockWork {
 
   void moe_backward(bool begun) {
     if (d_.spreads_experts()) move(Rate::kPermute, guests_ * a_ * 2);
-    move(Rate::kCombine, stream_ * a_ + routed_ * a_ * 2);
+    move(Rate::kCombine, (d_.spreads_experts() ? routed_ : stream_) * a_ + routed_ * a_ * 2);
     site(Module::kExpertsDown).backward(begun);
     swiglu(rows_ * real(d_.expert_hidden), 5);
     if (!codes_act_once(call_.tables, site_of(d_, layer_, Module::kExpertsGateUp))) {
@@ -291,11 +293,11 @@ WorkKind kind_of(Rate rate) {
   return attention ? WorkKind::kAttention : WorkKind::kRest;
 }
 
-double share_of_guests(const ModelDims& d) {
-  // None of a token's experts, all different, among the L of a rank: C(E - L, k) / C(E, k).
+double share_of_guests(const ModelDims& d, int64_t experts) {
+  // None of a token's experts, all different, among them: C(E - L, k) / C(E, k).
   double none = 1;
   for (int64_t i = 0; i < d.top_k; ++i) {
-    none *= std::max(0.0, real(d.experts - d.local_experts - i)) / real(d.experts - i);
+    none *= std::max(0.0, real(d.experts - experts - i)) / real(d.experts - i);
   }
   return 1 - none;
 }

@@ -58,8 +58,8 @@ void add_update(const Plan& plan, const OptimizerSpec& spec, WorkList& list);
 // included. Products here cost the reading of their weights.
 void add_decode(const WorkCall& call, WorkList& list);
 
-// Share of tokens that have any of their experts on a given rank of the group, under even routing.
-double share_of_guests(const ModelDims& dims);
+// Share of tokens that have any of their experts among so many given ones, under even routing.
+double share_of_guests(const ModelDims& dims, int64_t experts);
 
 // Seconds of an op on the machine: the longer of computing and moving. What launching costs comes on top
 // where nothing hides it.

@@ -362,6 +362,18 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
                 .at_least(0)
                 .at_most(kMostFactor),
             r.parallel.receive_factor);
+    v.value(layout("expert_chunks",
+                   "parts of a rank's experts, one of which computes while tokens of the next are on their "
+                   "way; 0: as many as leave 16 MiB to each, at most 8")
+                .at_least(0)
+                .at_most(kMostHeads),
+            r.parallel.expert_chunks);
+    v.value(layout("domain",
+                   "consecutive ranks that a fast link connects: gradients are summed among them before they "
+                   "go beyond, weights come to one of them and go round; 0: all ranks")
+                .at_least(0)
+                .at_most(kMostHeads),
+            r.parallel.domain);
     v.value(
         layout("zero",
                "what ranks share besides masters and moments: 2: gradients of blocks, 3: weights of blocks, "

@@ -120,23 +120,24 @@ class CombineGradient {
   explicit CombineGradient(const CombineExpertsBackward& op)
       : op_(op),
         width_(op.dout.dim(1)),
-        top_k_(op.row_of.dim(1)),
+        top_k_(op.gates.dim(1)),
+        row_of_(op.row_of.empty() ? nullptr : op.row_of.as<int32_t>()),
+        dout_of_(op.dout_of.empty() ? nullptr : op.dout_of.as<int32_t>()),
         dout_(op.dout.as<T>()),
         y_(op.y.as<T>()),
         dy_(op.dy.as<T>()) {}
 
   // Pairs [first, first + count) of the flat [T, k]; count <= kPairs.
   void pairs(int64_t first, int64_t count) const {
-    const int32_t* row_of = op_.row_of.as<int32_t>();
     const float* gates = op_.gates.as<float>();
     float products[kPairs][kBlock] = {};
     float sums[kPairs] = {};
     for (int64_t c = 0; c < width_; c += kBlock) {
       const int64_t n = std::min(kBlock, width_ - c);
       for (int64_t p = 0; p < count; ++p) {
-        const int64_t token = (first + p) / top_k_, row = row_of[first + p];
-        if (row < 0) continue;  // elsewhere: its products stay 0
-        one(dout_ + token * width_ + c, y_ + row * width_ + c, gates[first + p], n, products[p],
+        const int64_t token = (first + p) / top_k_, row = row_of_ ? row_of_[first + p] : first + p;
+        const int64_t grad = dout_of_ ? dout_of_[token] : token;
+        one(dout_ + grad * width_ + c, y_ + row * width_ + c, gates[first + p], n, products[p],
             dy_ + row * width_ + c);
       }
       sum_in_order(products, n, sums);
@@ -156,14 +157,15 @@ class CombineGradient {
 
   const CombineExpertsBackward& op_;
   int64_t width_, top_k_;
+  const int32_t *row_of_, *dout_of_;  // may be null
   const T *dout_, *y_;
   T* dy_;
 };
 
-void check_rows(const char* op, const TensorView& indices, int64_t rows, int32_t least = 0) {
+void check_rows(const char* op, const TensorView& indices, int64_t rows) {
   const int32_t* index = indices.as<int32_t>();
   for (int64_t i = 0; i < indices.elements(); ++i) {
-    FP4T_CHECK(index[i] >= least && index[i] < rows, op, ": row ", index[i], " of ", rows);
+    FP4T_CHECK(index[i] >= 0 && index[i] < rows, op, ": row ", index[i], " of ", rows);
   }
 }
 
@@ -187,8 +189,9 @@ void run(Queue& queue, const CombineExperts& op) {
 }
 
 void run(Queue& queue, const CombineExpertsBackward& op) {
-  check_rows(op.kName, op.row_of, op.y.dim(0), op.partial ? -1 : 0);
-  const int64_t pairs = op.row_of.elements();
+  if (!op.row_of.empty()) check_rows(op.kName, op.row_of, op.y.dim(0));
+  if (!op.dout_of.empty()) check_rows(op.kName, op.dout_of, op.dout.dim(0));
+  const int64_t pairs = op.gates.elements();
   const int64_t chunk = kPairs * std::max<int64_t>(1, rows_per_chunk(op.dout.dim(1)) / kPairs);
   for_float_type(op.dout.dtype, [&](auto type) {
     const CombineGradient<decltype(type)> gradient(op);

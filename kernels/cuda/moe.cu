@@ -84,12 +84,25 @@ __device__ bool load_leaf(const CombineArgs& a, int64_t token, int lane, Leaf& l
     const int64_t i = token * a.top_k + lane;
     leaf = {a.experts[i], a.row_of[i], a.gates ? a.gates[i] : 1.0f};
     good = leaf.expert >= 0 && leaf.expert < a.num_experts && leaf.row >= 0 && leaf.row < a.rows;
+    good = good || (a.partial && leaf.expert == -1);
     if (!good) {
       const bool expert = leaf.expert < 0 || leaf.expert >= a.num_experts;
       report(a.sink, FaultKind::kIndex, i, expert ? leaf.expert : leaf.row);
     }
   }
   return __all_sync(0xFFFFFFFFu, good);
+}
+
+// Moves the leaves that are here to the first lanes, in their order; returns how many there are.
+__device__ int keep_present(const CombineArgs& a, int lane, Leaf& leaf) {
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  if (!a.partial) return a.top_k;
+  const unsigned here = __ballot_sync(kAll, lane < a.top_k && leaf.expert >= 0);
+  const int count = __popc(here);
+  const int from = lane < count ? static_cast<int>(__fns(here, 0, lane + 1)) : lane;
+  leaf = {__shfl_sync(kAll, leaf.expert, from), __shfl_sync(kAll, leaf.row, from),
+          __shfl_sync(kAll, leaf.gate, from)};
+  return count;
 }
 
 // Columns [256 i, 256 (i + 1)) of a token's leaves on their way through shared memory, kStages ahead; every
@@ -103,7 +116,7 @@ struct LeafStages {
 
   const T* y;
   int64_t width;
-  int top_k, lane;
+  int count, lane;
   int32_t row;  // this lane's leaf's
   char* memory;
 
@@ -113,7 +126,7 @@ struct LeafStages {
   __device__ void load(int stage, int64_t column) const {
 #pragma unroll
     for (int i = 0; i < kLeaves; ++i) {
-      if (i >= top_k) break;
+      if (i >= count) break;
       const T* from = y + __shfl_sync(0xFFFFFFFFu, row, i) * width + column;
 #pragma unroll
       for (int part = 0; part < kLaneBytes / 16; ++part) {
@@ -145,9 +158,10 @@ __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
   if (token >= a.tokens) return;
   Leaf leaf{};
   if (!load_leaf(a, token, lane, leaf)) return;
+  const int count = keep_present(a, lane, leaf);
   const LeafStages<T> leaves{static_cast<const T*>(a.y),
                              a.width,
-                             a.top_k,
+                             count,
                              lane,
                              leaf.row,
                              shared + threadIdx.x / 32 * (kStages * LeafStages<T>::kStageBytes)};
@@ -156,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
 #pragma unroll
   for (int s = 0; s < kStages; ++s) leaves.load(s, c + s * stride);
   MergeList merges{};
-  if (!plan_merges(leaf.expert, a.top_k, a.num_experts, lane, merges)) {
+  if (!plan_merges(leaf.expert, count, a.num_experts, lane, merges)) {
     if (lane == 0) report(a.sink, FaultKind::kIndex, token * a.top_k, leaf.expert);  // twice for one token
     cp_async_wait<0>();
     return;
@@ -167,9 +181,13 @@ __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
     float v[kLeaves][kVector];
     cp_async_wait<kStages - 1>();
     __syncwarp();
+    if (count == 0) {  // of a token whose choices are all elsewhere
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) v[0][k] = 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < kLeaves; ++i) {
-      if (i >= a.top_k) break;
+      if (i >= count) break;
       const float gate = __shfl_sync(0xFFFFFFFFu, leaf.gate, i);
       leaves.get(stage, i, v[i]);
       if (!a.gates) continue;
@@ -177,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
       for (int k = 0; k < kVector; ++k) v[i][k] = gate * v[i][k];
     }
     leaves.load(stage, c + kStages * stride);
-    for (int m = 0; m < a.top_k - 1; ++m) merge(v, merges.code(m));
+    for (int m = 0; m < count - 1; ++m) merge(v, merges.code(m));
     if (c < a.width) finish(a, token * a.width + c, v[0]);
   }
 }
@@ -313,7 +331,7 @@ bool vectors_fit(const CombineExperts& op) {
 template <class T>
 void launch_combine(Queue& queue, CombineArgs a, bool vectors) {
   if (!vectors) return launch_stack<T, 1>(queue, a);
-  if (a.top_k > kLeaves || a.partial) return launch_stack<T, kVector>(queue, a);
+  if (a.top_k > kLeaves) return launch_stack<T, kVector>(queue, a);
   const Context& c = context_of(queue);
   // Few tokens share their columns among warps, so that all of the GPU reads.
   const int64_t most = ceil_div(a.width, kColumns), wanted = int64_t{c.sm_count} * 16;

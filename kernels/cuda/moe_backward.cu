@@ -22,14 +22,13 @@ constexpr int kStages = 2;
 
 struct CombineGradArgs {
   const void *dout, *y;
-  const int32_t* row_of;
+  const int32_t *row_of, *dout_of;  // may be null
   const float* gates;
   void* dy;
   float* dgates;
-  int64_t pairs, rows, width;
+  int64_t pairs, rows, dout_count, width;
   int top_k;
   int dout_rows;  // of a stage: tokens that 128 pairs can touch
-  bool partial;
   FaultSink sink;
 };
 
@@ -53,6 +52,7 @@ __device__ __forceinline__ void pack16(const float (&x)[4], float* p) {
 struct Rows {
   int32_t row[kPairs];    // of y and dy; -1 for none
   int32_t token[kPairs];  // from the block's first
+  int32_t grad[kPairs];   // the row of dout of each of the block's tokens
   float gate[kPairs];
 };
 
@@ -130,14 +130,21 @@ __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
   const int64_t last_pair = first_pair + kPairs < a.pairs ? first_pair + kPairs - 1 : a.pairs - 1;
   const int tokens = static_cast<int>(last_pair / a.top_k - first_token) + 1;
   rows.row[thread] = -1;
+  if (thread < tokens) {
+    int64_t grad = first_token + thread;
+    if (a.dout_of) grad = a.dout_of[grad];
+    if (grad < 0 || grad >= a.dout_count) {
+      report(a.sink, FaultKind::kIndex, first_token + thread, static_cast<int32_t>(grad));
+      grad = -1;
+    }
+    rows.grad[thread] = static_cast<int32_t>(grad);
+  }
   if (pair < a.pairs) {
-    const int32_t row = a.row_of[pair];
+    const int64_t row = a.row_of ? a.row_of[pair] : pair;
     if (row >= 0 && row < a.rows) {
-      rows.row[thread] = row;
-    } else if (a.partial && row == -1) {
-      a.dgates[pair] = 0.0f;
+      rows.row[thread] = static_cast<int32_t>(row);
     } else {
-      report(a.sink, FaultKind::kIndex, pair, row);
+      report(a.sink, FaultKind::kIndex, pair, static_cast<int32_t>(row));
     }
     rows.token[thread] = static_cast<int32_t>(pair / a.top_k - first_token);
     rows.gate[thread] = a.gates[pair];
@@ -154,7 +161,7 @@ __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
       load_tile<T, kVectors>(stage, y, kPairs, a.width, first, n,
                              [&](int i) { return int64_t{rows.row[i]}; });
       load_tile<T, kVectors>(stage + kPairs * kRowBytes, dout, tokens, a.width, first, n,
-                             [&](int i) { return first_token + i; });
+                             [&](int i) { return int64_t{rows.grad[i]}; });
     }
     cp_async_commit();
   };
@@ -191,21 +198,22 @@ void launch(Queue& queue, const CombineGradArgs& a) {
 }  // namespace
 
 void run(Queue& queue, const CombineExpertsBackward& op) {
-  const int64_t pairs = op.row_of.elements(), width = op.dout.dim(1), top_k = op.row_of.dim(1);
+  const int64_t pairs = op.gates.elements(), width = op.dout.dim(1), top_k = op.gates.dim(1);
   if (pairs == 0) return;
   const int64_t touched = kPairs % top_k == 0 ? kPairs / top_k : (kPairs - 1) / top_k + 2;
   const CombineGradArgs a{op.dout.data,
                           op.y.data,
-                          op.row_of.as<int32_t>(),
+                          op.row_of.empty() ? nullptr : op.row_of.as<int32_t>(),
+                          op.dout_of.empty() ? nullptr : op.dout_of.as<int32_t>(),
                           op.gates.as<float>(),
                           op.dy.data,
                           op.dgates.as<float>(),
                           pairs,
                           op.y.dim(0),
+                          op.dout.dim(0),
                           width,
                           narrow<int>(top_k),
                           static_cast<int>(std::min<int64_t>(touched, kPairs)),
-                          op.partial,
                           fault_sink(queue, op.kName)};
   for_float_type(op.dout.dtype, [&](auto type) {
     using T = decltype(type);

@@ -22,4 +22,29 @@ std::vector<GroupSpan> group_spans(int64_t total, int64_t groups, const int32_t*
   return spans;
 }
 
+QuantView part_of_groups(const QuantView& whole, int64_t first, int64_t count, const int32_t* offsets) {
+  FP4T_CHECK(first >= 0 && count >= 1 && first + count <= whole.groups, "groups [", first, ", ",
+             first + count, ") of ", whole.groups);
+  const QuantSpec& spec = whole.spec;
+  const bool by_rows = whole.group_axis == GroupAxis::kRows;
+  const int64_t multiple = by_rows ? outer_padding(spec) : contraction_padding(spec);
+  const std::vector<GroupSpan> spans =
+      group_spans(by_rows ? whole.rows : whole.cols, whole.groups, offsets, multiple);
+  const GroupSpan &a = spans[static_cast<size_t>(first)], &z = spans[static_cast<size_t>(first + count - 1)];
+  const int64_t length = z.begin + z.count - a.begin;
+  QuantView part = quant_layout(spec, whole.group_axis, count, by_rows ? length : whole.rows,
+                                by_rows ? whole.cols : length);
+  part.order = whole.order;
+  const int64_t before = a.stored_begin * (by_rows ? whole.padded_cols : whole.padded_rows);
+  const int64_t per_byte = spec.format == Format::kNvfp4 ? 2 : 1;
+  part.codes.data = static_cast<uint8_t*>(whole.codes.data) + before / per_byte;
+  part.block_scales.data =
+      static_cast<uint8_t*>(whole.block_scales.data) + before / (block_length(spec) * outer_padding(spec));
+  if (whole.tensor_scale.empty()) return part;
+  const bool by_row = spec.format == Format::kNvfp4 && spec.scale_scope == ScaleScope::kRow;
+  part.tensor_scale =
+      by_row ? whole.tensor_scale.rows(a.begin, length) : whole.tensor_scale.rows(first, count);
+  return part;
+}
+
 }  // namespace fp4t

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/formats/quant.h"
+
 namespace fp4t {
 
 struct GroupSpan {
@@ -18,5 +20,8 @@ struct GroupSpan {
 // `offsets` means equal groups of total / groups. Throws InternalError when the offsets decrease or
 // leave [0, total].
 std::vector<GroupSpan> group_spans(int64_t total, int64_t groups, const int32_t* offsets, int64_t multiple);
+
+// Groups [first, first + count) of a matrix as one of their own: the bytes that these groups have in it.
+QuantView part_of_groups(const QuantView& whole, int64_t first, int64_t count, const int32_t* offsets);
 
 }  // namespace fp4t

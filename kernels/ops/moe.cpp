@@ -147,21 +147,27 @@ void CombineExperts::check() const {
 
 void CombineExpertsBackward::check() const {
   expect_rank(kName, "dout", dout, 2);
-  expect_rank(kName, "row_of", row_of, 2);
-  const int64_t tokens = dout.dim(0), width = dout.dim(1), top_k = row_of.dim(1);
+  expect_rank(kName, "gates", gates, 2);
+  const int64_t tokens = gates.dim(0), width = dout.dim(1), top_k = gates.dim(1);
   expect_rows(kName, tokens * top_k);
-  expect_float(kName, "dout", dout, {tokens, width});
+  expect_float(kName, "dout", dout, {dout_of.empty() ? tokens : dout.dim(0), width});
+  if (!dout_of.empty()) expect_tensor(kName, "dout_of", dout_of, DType::kI32, {tokens});
   expect_rank(kName, "y", y, 2);
-  const int64_t rows = partial ? y.dim(0) : tokens * top_k;
+  const int64_t rows = tokens * top_k;
   expect_tensor(kName, "y", y, dout.dtype, {rows, width});
-  expect_tensor(kName, "row_of", row_of, DType::kI32, {tokens, top_k});
+  if (row_of.empty()) {
+    FP4T_CHECK(top_k == 1, kName, ": rows of ", top_k, " choices without row_of");
+  } else {
+    expect_tensor(kName, "row_of", row_of, DType::kI32, {tokens, top_k});
+  }
   expect_tensor(kName, "gates", gates, DType::kF32, {tokens, top_k});
   expect_tensor(kName, "dy", dy, dout.dtype, {rows, width});
   expect_tensor(kName, "dgates", dgates, DType::kF32, {tokens, top_k});
-  for (const TensorView& input : {dout, y, row_of, gates}) {
+  for (const TensorView& input : {dout, y, row_of, gates, dout_of}) {
     expect_disjoint(kName, "dgates", dgates, "an input", input);
   }
-  for (const TensorView& input : {dout, row_of, gates}) expect_disjoint(kName, "dy", dy, "an input", input);
+  for (const TensorView& input : {dout, row_of, gates, dout_of})
+    expect_disjoint(kName, "dy", dy, "an input", input);
   if (dy.data != y.data) expect_disjoint(kName, "dy", dy, "y", y);
   expect_disjoint(kName, "dy", dy, "dgates", dgates);
 }

@@ -116,17 +116,17 @@ struct CombineExperts {
 };
 
 // dy[row_of[t, j], :] = gates[t, j] * dout[t, :];  dgates[t, j] = <dout[t], y[row_of[t, j]]> summed in
-// index order in FP32. `partial`: a row_of of -1 is a choice whose expert is elsewhere; its dgate is 0, and y
-// and dy have any number of rows.
+// index order in FP32. Without `row_of`, row by row: k = 1, and token t is row t; `dout_of` says which row of
+// dout each has.
 struct CombineExpertsBackward {
   static constexpr const char* kName = "combine_experts_backward";
-  TensorView dout;    // act [T, D]
-  TensorView y;       // act [T * k, D]
-  TensorView row_of;  // I32 [T, k]
-  TensorView gates;   // F32 [T, k]
-  TensorView dy;      // act [T * k, D]; may alias y
-  TensorView dgates;  // F32 [T, k]
-  bool partial = false;
+  TensorView dout;          // act [T, D]; with dout_of any number of rows
+  TensorView y;             // act [T * k, D]
+  TensorView row_of;        // I32 [T, k], or empty
+  TensorView gates;         // F32 [T, k]
+  TensorView dy;            // act [T * k, D]; may alias y
+  TensorView dgates;        // F32 [T, k]
+  TensorView dout_of = {};  // optional I32 [T], all in range
   void check() const;
 };
 

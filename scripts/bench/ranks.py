@@ -10,6 +10,7 @@ communicator beside those that nccl_ceilings.py reaches (needs python3 with PyTo
 parallel.transport=host, ranks may share a GPU: that tries the script out, and measures nothing else.
 """
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -32,6 +33,35 @@ STEP = re.compile(r"step=(\d+)/\d+ loss=(\S+) .*?(?:exposed=([\d.]+)%|$)")
 
 def tokens_of(recipe):
     return int(re.search(r"batch: \{tokens: (\d+)", recipe.read_text(encoding="utf-8"))[1])
+
+
+def processes():
+    """Parent and state of every process, by /proc."""
+    found = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # it has gone meanwhile
+        found[int(stat.parent.name)] = (int(parent), state)
+    return found
+
+
+def end(process, seconds=60):
+    """Kills a launcher and its ranks, which mpirun puts into groups of their own, and waits until they are gone: what
+    they have of a GPU is free then."""
+    all_processes, pids = processes(), [process.pid]
+    for pid in pids:
+        pids += [child for child, (parent, _) in all_processes.items() if parent == pid]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + seconds
+    while any(pid in pids[1:] and state != "Z" for pid, (_, state) in processes().items()):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"processes that do not end: {pids[1:]}")
+        time.sleep(0.1)
 
 
 def run(options, layout):
@@ -59,7 +89,7 @@ def run(options, layout):
                 exposed.append(float(match[3] or 0))
                 if len(times) == options.steps:
                     break
-            os.killpg(process.pid, signal.SIGKILL)
+            end(process)
     if len(times) < options.steps:
         raise SystemExit(f"{layout}: {len(times)} of {options.steps} steps\n" + "".join(lines[-20:]))
     seconds = statistics.median(b - a for a, b in zip(times[1:], times[2:]))

@@ -5,8 +5,13 @@
 
 readonly preempted=75
 
-# Whether somebody cancelled the job: what it has saved stays, and it stays away.
-is_cancelled() { [[ "$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null || true)" == *JobState=CANCELLED* ]]; }
+# Whether Slurm is ending the job itself: somebody cancelled it, and what it has saved stays and it stays away, or a
+# preemption puts it back into the queue anyway. While the script still runs, scontrol calls both COMPLETING.
+is_ending() {
+  local job
+  job="$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null || true)"
+  [[ "$job" == *JobState=CANCELLED* || "$job" == *JobState=COMPLETING* ]]
+}
 
 # run_until_told_to_stop COMMAND...: does not return.
 run_until_told_to_stop() {
@@ -22,9 +27,8 @@ run_until_told_to_stop() {
     if [ "$status" -le 128 ] || ! kill -0 "$step" 2>/dev/null; then break; fi
   done
   trap - USR1 TERM
-  if [ "$status" -eq "$preempted" ] && ! is_cancelled; then
+  if [ "$status" -eq "$preempted" ] && ! is_ending; then
     echo "fp4train was stopped and has saved; job $SLURM_JOB_ID goes back into the queue"
-    # A preemption may have put it there already.
     scontrol requeue "$SLURM_JOB_ID" || echo "scontrol did not: the job may be in the queue, or may not be requeued"
   fi
   exit "$status"

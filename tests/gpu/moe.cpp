@@ -132,7 +132,7 @@ TEST(GpuMoe, every_choice_of_up_to_eight_experts_follows_the_tree) {
 }
 
 // What a rank adds where experts lie on several: about half of the choices are elsewhere, of some tokens all.
-TEST(GpuMoe, partial_combinations_and_their_gradients_are_bitwise) {
+TEST(GpuMoe, partial_combinations_are_bitwise) {
   for (DType type : kTypes) {
     for (const Size& s : kSizes) {
       SCOPED_TRACE(text(s));
@@ -157,13 +157,32 @@ TEST(GpuMoe, partial_combinations_and_their_gradients_are_bitwise) {
                              .residual = {},
                              .out = m.fresh(DType::kF32, {s.tokens, s.width}),
                              .partial = true});
-      m.check(CombineExpertsBackward{.dout = m.normal(type, {s.tokens, s.width}),
-                                     .y = y,
-                                     .row_of = row_of,
-                                     .gates = gates,
-                                     .dy = y,
-                                     .dgates = m.fresh(DType::kF32, {s.tokens, s.top_k}),
-                                     .partial = true});
+    }
+  }
+}
+
+// Rows of experts that take their gradients from tokens of other ranks, which have several rows each.
+TEST(GpuMoe, gradients_of_the_combination_row_by_row_are_bitwise) {
+  for (DType type : kTypes) {
+    for (const Size& s : kSizes) {
+      SCOPED_TRACE(text(s));
+      Mirror m;
+      const int64_t rows = s.tokens * s.top_k - 1, guests = s.tokens + 2;
+      if (rows <= 0) continue;
+      std::vector<int32_t> dout_of;
+      for (int64_t i = 0; i < rows; ++i) dout_of.push_back(static_cast<int32_t>(i * 7 % guests));
+      CombineExpertsBackward op{.dout = m.normal(type, {guests, s.width}),
+                                .y = m.normal(type, {rows, s.width}),
+                                .row_of = {},
+                                .gates = m.normal(DType::kF32, {rows, 1}),
+                                .dy = m.fresh(type, {rows, s.width}),
+                                .dgates = m.fresh(DType::kF32, {rows, 1}),
+                                .dout_of = m.i32(dout_of)};
+      m.check(op);
+      op.dy = op.y;
+      m.check(op);
+      op.dout_of.as<int32_t>()[rows / 2] = static_cast<int32_t>(guests);
+      EXPECT_THROW(m.run_on_gpu(op), InternalError);
     }
   }
 }

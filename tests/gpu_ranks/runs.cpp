@@ -27,10 +27,11 @@ const std::string kRl = spread_rl("bf16", 2);
 struct Layout {
   int ranks, expert, zero;
   double factor = 2;
+  int chunks = 0;
 };
 std::string name_of(const Layout& l) {
   return "r" + std::to_string(l.ranks) + "e" + std::to_string(l.expert) + "z" + std::to_string(l.zero) + "f" +
-         std::to_string(static_cast<int>(10 * l.factor));
+         std::to_string(static_cast<int>(10 * l.factor)) + "c" + std::to_string(l.chunks);
 }
 
 class GpuRanks : public testing::Test {
@@ -41,10 +42,12 @@ class GpuRanks : public testing::Test {
   std::string on(const std::string& device, const Layout& l, const std::vector<std::string>& sets = {},
                  const std::string& tag = "", const std::string& transport = "host") {
     const std::string name = device + name_of(l) + tag;
-    std::vector<std::string> more = {"run.device=" + device, "parallel.transport=" + transport,
+    std::vector<std::string> more = {"run.device=" + device,
+                                     "parallel.transport=" + transport,
                                      "parallel.expert=" + std::to_string(l.expert),
                                      "parallel.zero=" + std::to_string(l.zero),
-                                     "parallel.receive_factor=" + std::to_string(l.factor)};
+                                     "parallel.receive_factor=" + std::to_string(l.factor),
+                                     "parallel.expert_chunks=" + std::to_string(l.chunks)};
     more.insert(more.end(), sets.begin(), sets.end());
     std::vector<std::string> args;
     for (const std::string& set : more) args.insert(args.end(), {"--set", set});
@@ -104,6 +107,18 @@ TEST_F(GpuRanks, gradients_and_weights_in_pieces_change_no_bit) {
     for (const int zero : {2, 3}) {
       EXPECT_EQ(tensors_of(on("cuda", {4, expert, zero})), whole) << "expert " << expert << ", zero " << zero;
     }
+  }
+}
+
+// In which parts tokens travel to experts, over host memory and over NCCL.
+TEST_F(GpuRanks, chunks_of_experts_change_no_bit) {
+  use(kTinyModel + (kTinyTables + kPretrain));
+  const bool nccl = built_with_nccl() && (cuda::device_count() >= 2 || nccl_shares_gpus());
+  for (const double factor : {0.0, 0.4}) {
+    const auto whole = tensors_of(on("cuda", {2, 2, 1, factor, 1}));
+    EXPECT_EQ(tensors_of(on("cuda", {2, 2, 1, factor, 2})), whole) << "receive factor " << factor;
+    if (!nccl) continue;
+    EXPECT_EQ(tensors_of(on("cuda", {2, 2, 1, factor, 2}, {}, "-nccl", "auto")), whole) << "over NCCL";
   }
 }
 
@@ -200,6 +215,65 @@ TEST_F(GpuRanks, a_rank_that_hangs_ends_the_run_within_the_time_out) {
     EXPECT_EQ(exit.code, 72) << exit.errors;
     EXPECT_NE(exit.errors.find("s for another rank (run.watchdog_seconds is 3)"), std::string::npos)
         << exit.errors;
+  }
+}
+
+// Two GPUs, of which one is hidden, or ranks that share the only one. Steps before and after are those of a
+// run that was never killed: the same samples, the same numbers but for the order of sums.
+TEST_F(GpuRanks, a_killed_run_goes_on_with_more_gpus_and_with_fewer) {
+  const bool two_gpus = built_with_nccl() && cuda::device_count() >= 2;
+  use(kTinyModel + kPretrain + "      checkpoint: {every: 5}\n");
+  const auto args_of = [&](int ranks, const std::string& run_dir, int64_t steps) {
+    std::vector<std::string> args = {"--accept-changes"};
+    for (const std::string& set : {std::string("run.device=cuda"), std::string("precision={preset: fp32}"),
+                                   "run.dir=" + run_dir, "stages.0.pretrain.steps=" + std::to_string(steps),
+                                   std::string("parallel.transport=") + (two_gpus ? "auto" : "host"),
+                                   std::string("parallel.zero=") + (ranks > 1 ? "3" : "1")}) {
+      args.insert(args.end(), {"--set", set});
+    }
+    return train_args(args);
+  };
+  std::map<std::string, std::string> one_visible;
+  if (two_gpus) one_visible = {{"CUDA_VISIBLE_DEVICES", "1"}};
+  const auto run_on = [&](int ranks, const std::string& run_dir, int64_t steps) {
+    const Exit exit = ranks > 1 ? run_ranks(ranks, folder_.path(), args_of(ranks, run_dir, steps))
+                                : run_binary(folder_.path(), args_of(1, run_dir, steps), one_visible);
+    EXPECT_EQ(exit.code, 0) << exit.errors << "\n" << exit.output;
+    return exit;
+  };
+  for (const auto& [before, after] : {std::pair{2, 1}, std::pair{1, 2}}) {
+    SCOPED_TRACE(detail::concat(before, " ranks, then ", after));
+    const std::string run_dir = "killed-" + std::to_string(before);
+    constexpr int64_t kEndless = 100000;
+    {
+      Process job(folder_.path(),
+                  before > 1 ? ranks_command(before, args_of(before, run_dir, kEndless))
+                             : binary_command(args_of(before, run_dir, kEndless)),
+                  before > 1 ? std::map<std::string, std::string>() : one_visible);
+      ASSERT_TRUE(wait_until([&] {
+        return count_steps(dir(run_dir), "pretrain") >= 8 && !latest_checkpoint_of(dir(run_dir)).empty();
+      }));
+      if (before > 1) {
+        const auto ranks = job.children();
+        ASSERT_EQ(ranks.size(), 2u);
+        ::kill(ranks[1], SIGKILL);
+      } else {
+        job.signal(SIGKILL);
+      }
+      EXPECT_EQ(job.wait().code, 137);
+    }
+    const int64_t steps = count_steps(dir(run_dir), "pretrain") + 6;
+    const Exit again = run_on(after, run_dir, steps);
+    EXPECT_NE(again.output.find("resuming from "), std::string::npos) << again.output;
+    const std::string whole = "whole-" + std::to_string(after);
+    run_on(after, whole, steps);
+    EXPECT_EQ(step_figures(dir(run_dir), "pretrain", "trained_tokens"),
+              step_figures(dir(whole), "pretrain", "trained_tokens"));
+    const auto a = step_figures(dir(run_dir), "pretrain", "loss"),
+               b = step_figures(dir(whole), "pretrain", "loss");
+    ASSERT_EQ(static_cast<int64_t>(a.size()), steps);
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-3 * b[i]) << "step " << i;
   }
 }
 

@@ -23,16 +23,18 @@ ModelSpec spread_model() {
 struct Spread {
   Axes axes;
   double receive_factor = 2;
+  int64_t chunks = 0;
 };
 
 std::string text(const Spread& s) {
-  return detail::concat(s.axes.data, " x ", s.axes.expert, ", receive factor ", s.receive_factor);
+  return detail::concat(s.axes.data, " x ", s.axes.expert, ", receive factor ", s.receive_factor, ", chunks ",
+                        s.chunks);
 }
 
 Plan plan_of(const TestCells& cells, const Spread& s, const std::string& recompute = "none",
              const ModelSpec& model = spread_model()) {
   return make_plan_by_hand(model, cells, {.gradients = DType::kF32}, recompute,
-                           {.axes = s.axes, .receive_factor = s.receive_factor});
+                           {.axes = s.axes, .receive_factor = s.receive_factor, .expert_chunks = s.chunks});
 }
 
 // The selection biases push tokens to few experts: some ranks get nothing, one nearly everything.
@@ -57,6 +59,7 @@ std::vector<Spread> spreads() {
   for (int64_t expert = 2; expert <= n && expert <= 8; expert *= 2) {
     if (n % expert != 0) continue;
     for (const double factor : {2.0, 0.0, 0.3}) list.push_back({{n / expert, expert}, factor});
+    if (expert < 8) list.push_back({{n / expert, expert}, 0.5, 2});
   }
   return list;
 }
@@ -216,6 +219,45 @@ TEST(RanksExperts, quantised_gradients_are_finite_and_alike) {
         if (round == 0) first = gradient_bytes(m);
         if (round == 1) {
           EXPECT_EQ(gradient_bytes(m), first);
+        }
+      }
+    }
+  }
+}
+
+// Chunks change when rows travel, and no bit of what is made of them: every gradient, with draws, rotations,
+// scales of whole experts, routing that leaves ranks without tokens, rounds.
+TEST(RanksExperts, chunks_change_no_bit) {
+  ModelSpec model = spread_model();
+  model.layers = 2;
+  model.moe.experts = 16;  // up to eight a rank
+  const auto digest = [&](const TestCells& cells, const Spread& s, const std::string& recompute,
+                          float strength) {
+    TestModel m(plan_of(cells, s, recompute, model), world(), 1);
+    lean(m, strength);
+    m.model.zero_gradients();
+    for (int micro = 0; micro < 2; ++micro) {
+      forward_backward(m, m.training_pass(), batch_of((g_world->rank() + micro) % g_world->size()), 1.0 / 64);
+    }
+    m.model.settle_gradients();
+    return gradient_bytes(m);
+  };
+  for (const auto& [name, cells] :
+       {Cells{"bf16", TestCells{}}, Cells{"nvidia_nvfp4", nvidia_nvfp4_cells()},
+        Cells{"quartet2, dispatched in nvfp4", with_dispatch(quartet2_cells(), Format::kNvfp4)},
+        Cells{"mxfp8", mxfp8_cells()}}) {
+    for (int64_t expert = 2; expert <= std::min<int64_t>(g_world->size(), 4); expert *= 2) {
+      if (g_world->size() % expert != 0) continue;
+      for (const double factor : {0.0, 0.4}) {
+        const float strength = factor == 0 ? 5.0f : 0.0f;
+        const std::string recompute = factor == 0 ? "none" : "block";
+        std::vector<std::vector<uint8_t>> want;
+        for (const int64_t chunks : {1, 2, 3, 4}) {
+          const Spread s = {{g_world->size() / expert, expert}, factor, chunks};
+          SCOPED_TRACE(detail::concat(name, ", ", text(s), ", rank ", g_world->rank()));
+          const auto got = digest(cells, s, recompute, strength);
+          if (chunks == 1) want = got;
+          EXPECT_EQ(got, want);
         }
       }
     }

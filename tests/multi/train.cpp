@@ -111,8 +111,10 @@ TEST_F(Ranks, a_row_invariant_forward_has_the_same_bits_however_experts_are_spre
 // One micro-batch a rank: what goes to its owner block by block is the same sum.
 TEST_F(Ranks, gradients_and_weights_in_pieces_change_no_bit) {
   use(pretrain());
-  for (const std::string layout : {"parallel={}", "parallel={recompute: block}", "parallel={expert: 2}"}) {
-    const std::string tag = std::to_string(layout.size());
+  int turn = 0;
+  for (const std::string layout :
+       {"parallel={}", "parallel={recompute: block}", "parallel={expert: 2}", "parallel={domain: 2}"}) {
+    const std::string tag = std::to_string(turn++);
     std::map<std::string, std::string> whole;
     for (const int zero : {1, 2, 3}) {
       const std::string name = "zero" + std::to_string(zero) + "-" + tag;

@@ -98,6 +98,7 @@ struct Case {
   int64_t zero, micro_batches;
   std::string recompute = "none";
   Format dispatch = Format::kBf16;
+  int64_t chunks = 0, domain = 0;
 };
 
 constexpr int kTokens = 24;
@@ -105,7 +106,8 @@ constexpr int kTokens = 24;
 Plan plan_of(const Case& c) {
   TestCells cells;
   cells.dispatch = c.dispatch;
-  Plan plan = make_plan_by_hand(model_of(), cells, {}, c.recompute, {.axes = c.axes});
+  Plan plan = make_plan_by_hand(model_of(), cells, {}, c.recompute,
+                                {.axes = c.axes, .expert_chunks = c.chunks, .domain = c.domain});
   plan.parallel.zero = c.zero;
   plan.memory = plan_memory(plan);
   return plan;
@@ -142,7 +144,7 @@ void expect_equal(const Counts& mine, const Counts& want) {
     g_world->all_reduce(sums, 2, ReduceOp::kSum);
     EXPECT_NEAR(sums[0], of(want).inside, 0.5) << call << ", inside a fast domain";
     EXPECT_NEAR(sums[1], of(want).outside, 0.5) << call << ", beyond it";
-    const bool always = call == "exchange" || call == "all_reduce";
+    const bool always = call == "exchange" || call == "all_gather";
     EXPECT_TRUE(!always || sums[0] + sums[1] > 0) << call;
   }
 }
@@ -158,14 +160,18 @@ std::vector<Case> cases() {
           {both, 3, 3},
           {both, 3, 2, "block"},
           {both, 1, 1, "none", Format::kNvfp4},
-          {both, 1, 1, "none", Format::kMxfp8}};
+          {both, 1, 1, "none", Format::kMxfp8},
+          {both, 1, 2, "block", Format::kNvfp4, 2},
+          {data, 1, 1, "none", Format::kBf16, 0, kDomain},
+          {data, 3, 2, "none", Format::kBf16, 0, kDomain},
+          {both, 2, 2, "none", Format::kBf16, 0, std::max<int64_t>(n / 2, kDomain)}};
 }
 
 TEST(RanksWire, ranks_send_what_the_plan_says) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(detail::concat(c.axes.data, " x ", c.axes.expert, ", zero ", c.zero, ", ", c.micro_batches,
-                                " micro-batches, recompute ", c.recompute, ", dispatch ",
-                                name_of(c.dispatch)));
+                                " micro-batches, recompute ", c.recompute, ", dispatch ", name_of(c.dispatch),
+                                ", chunks ", c.chunks, ", domain ", c.domain));
     const auto counts = std::make_shared<Counts>();
     TestModel m(plan_of(c),
                 std::make_unique<Counting>(g_world->split(0, g_world->rank()), g_world->rank(), counts), 1);

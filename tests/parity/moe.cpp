@@ -334,32 +334,41 @@ TEST(CombineExpertsBackward, sums_in_index_order) {
   }
 }
 
-TEST(CombineExpertsBackward, leaves_out_choices_that_are_elsewhere) {
+TEST(CombineExpertsBackward, row_by_row_gives_the_same_bits) {
   Queue queue = Queue::cpu(3);
-  const int64_t tokens = 37, top_k = 3, width = 130;
-  Routing r({tokens, 8, top_k});
-  fill_normal(r.logits, 24);
-  r.route(queue);
-  HostTensor dout(DType::kBf16, {tokens, width}), y(DType::kBf16, {tokens * top_k, width}), dy = y,
-                                                                                            part_dy = y;
-  HostTensor dgates(DType::kF32, {tokens, top_k}), part_dgates = dgates;
-  fill_normal(dout, 25);
-  fill_normal(y, 26);
-  CombineExpertsBackward op{dout.view(), y.view(), r.row_of.view(), r.gates.view(), dy.view(), dgates.view()};
-  run(queue, op);
-  const HostTensor row_of = r.row_of;
-  for (int64_t i = 0; i < tokens * top_k; i += 2) r.row_of.as<int32_t>()[i] = -1;
-  op.dy = part_dy.view();
-  op.dgates = part_dgates.view();
-  EXPECT_THROW(run(queue, op), InternalError);
-  op.partial = true;
-  run(queue, op);
-  for (int64_t i = 0; i < tokens * top_k; ++i) {
-    const float want = i % 2 == 0 ? 0.0f : dgates.as<float>()[i];
-    EXPECT_EQ(part_dgates.as<float>()[i], want) << i;
-    if (i % 2 == 0) continue;
-    const int64_t row = r.row_of.as<int32_t>()[i];
-    EXPECT_TRUE(matches_bitwise(dy.view().rows(row, 1), part_dy.view().rows(row, 1))) << i;
+  for (const DType dtype : {DType::kF32, DType::kBf16}) {
+    const int64_t tokens = 37, top_k = 3, width = 130, rows = tokens * top_k;
+    Routing r({tokens, 8, top_k});
+    fill_normal(r.logits, 24);
+    r.route(queue);
+    HostTensor dout(dtype, {tokens, width}), y(dtype, {rows, width}), dy = y, row_dy = y;
+    HostTensor dgates(DType::kF32, {tokens, top_k}), gates(DType::kF32, {rows, 1}), row_dgates = gates;
+    fill_normal(dout, 25);
+    fill_normal(y, 26);
+    run(queue, CombineExpertsBackward{dout.view(), y.view(), r.row_of.view(), r.gates.view(), dy.view(),
+                                      dgates.view()});
+    for (int64_t i = 0; i < rows; ++i) {
+      gates.as<float>()[r.row_of.as<int32_t>()[i]] = r.gates.as<float>()[i];
+    }
+    CombineExpertsBackward op{.dout = dout.view(),
+                              .y = y.view(),
+                              .row_of = {},
+                              .gates = gates.view(),
+                              .dy = row_dy.view(),
+                              .dgates = row_dgates.view(),
+                              .dout_of = r.token_of.view()};
+    run(queue, op);
+    EXPECT_TRUE(row_dy.same_bytes(dy));
+    for (int64_t i = 0; i < rows; ++i) {
+      const int32_t row = r.row_of.as<int32_t>()[i];
+      EXPECT_EQ(row_dgates.as<float>()[row], dgates.as<float>()[i]) << i;
+    }
+    r.token_of.as<int32_t>()[5] = static_cast<int32_t>(tokens);
+    EXPECT_THROW(run(queue, op), InternalError);
+    op.dout_of = {};
+    EXPECT_THROW(run(queue, op), InternalError);  // as many rows of dout as of y then
+    op.gates = gates.view().reshape({tokens, top_k});
+    EXPECT_THROW(run(queue, op), InternalError);
   }
 }
 

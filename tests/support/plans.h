@@ -55,6 +55,8 @@ struct TestSizes {
   int64_t head_chunk = 1024;
   Axes axes = {};
   double receive_factor = 2;
+  int64_t expert_chunks = 0;
+  int64_t domain = 0;
 };
 
 inline ForwardTable uniform_forward(const ModelSpec& model, const ForwardCell& cell, const TestCells& cells) {
@@ -89,6 +91,8 @@ inline Plan make_plan_by_hand(const ModelSpec& model, const TestCells& cells, co
   plan.axes = sizes.axes;
   plan.parallel.expert = sizes.axes.expert;
   plan.parallel.receive_factor = sizes.receive_factor;
+  plan.parallel.expert_chunks = sizes.expert_chunks;
+  plan.parallel.domain = sizes.domain;
   if (plan.axes.ranks() > 1) {
     for (ParamInfo& p : plan.parameters) p.gradient = DType::kF32;
     plan.shards = ShardTable(plan.parameters, plan.axes, ShardTable::Cut::kChunks);

@@ -99,6 +99,7 @@ TEST(PlansElsewhere, layouts_that_cannot_be_are_refused_by_key) {
              "some groups would lie in two; allowed: a divisor of it");
   EXPECT_HAS(refusal("gb300", 72, {"parallel.expert=16"}),
              "parallel.expert: 16 needs 16 ranks, or a multiple");
+  EXPECT_HAS(refusal("h200", 72, {}), "parallel.domain: 72 ranks, and a fast domain of NVIDIA H200 has 8");
   EXPECT_HAS(refusal("gb300", 80, {}), "--ranks: 80 leave a fast domain of NVIDIA GB300 half empty");
   EXPECT_HAS(refusal("gb300", 72, {"parallel.data=5"}),
              "parallel.data: 5 x parallel.expert 8 needs 40 ranks");
@@ -247,8 +248,10 @@ TEST(Predictions, more_work_takes_longer_and_more_machine_less) {
   EXPECT_GT(step_of({"stages.0.pretrain.batch.tokens=37748736"}).step_seconds(), 1.9 * base);
   EXPECT_LT(step_of({}, 576).step_seconds(), base);
   EXPECT_GT(step_of({}, 576).step_seconds(), base / 8);  // ranks exchange more
-  EXPECT_GT(step_of({}, 72, "h200").step_seconds(), base);
+  EXPECT_GT(step_of({"parallel.domain=8"}, 72, "h200").step_seconds(), base);
   EXPECT_GT(step_of({}, 72, "gb200").step_seconds(), base);  // slower NVFP4
+  // What leaves a fast domain once a rank costs more than what leaves it once a domain.
+  EXPECT_LT(step_of({}, 576).step_seconds(), step_of({"parallel.domain=0"}, 576).step_seconds());
 }
 
 TEST(Predictions, what_runs_beside_the_computation_is_hidden_as_far_as_there_is_time) {

@@ -192,6 +192,13 @@ TEST(PlanMake, ranks_that_cannot_be_are_refused) {
              "parallel.data: 3 x parallel.expert 1 needs 3 ranks, and this run has 4");
   r.parallel = {.expert = 4};
   EXPECT_HAS(refusal(r, cpu_machine(), 6), "parallel.expert: 4 needs 4 ranks, or a multiple");
+  r.parallel = {.expert = 2, .domain = 3};
+  EXPECT_HAS(refusal(r, cpu_machine(), 6),
+             "parallel.domain: 3 ranks, and 2 share experts (parallel.expert): some groups would lie in two "
+             "domains");
+  EXPECT_HAS(refusal(r, cpu_machine(), 8),
+             "parallel.domain: 3 ranks, and this run has 8; allowed: a divisor of the number of ranks, or 0");
+  EXPECT_EQ(refusal(r, cpu_machine(), 2), "");  // all in one
   r = small_recipe();
   EXPECT_HAS(refusal(r, cpu_machine(), 65), "64 sequences a step leave some of the 65 ranks without any");
   EXPECT_EQ(refusal(r, cpu_machine(), 64), "");

@@ -58,6 +58,14 @@ double weight_bytes(const Plan& plan, bool blocks, int64_t layer = -1) {
   return bytes;
 }
 
+double weight_bytes_of_experts(const Plan& plan) {
+  double bytes = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    if (p.placement == Placement::kSplitByExpert) bytes += real(p.shape.elements()) * 2;
+  }
+  return bytes;
+}
+
 TEST(Wire, owners_send_their_weights_to_all_others_whole_or_block_by_block) {
   for (const int64_t zero : {1, 2, 3}) {
     const Plan plan = plan_on({4, 1}, zero);
@@ -80,10 +88,14 @@ TEST(Wire, owners_send_their_weights_to_all_others_whole_or_block_by_block) {
   EXPECT_DOUBLE_EQ(line_of(update_wire(plan, {}, 2), "weights block by block").bytes(), 3 * expected[1] / 4);
 }
 
-TEST(Wire, the_norm_is_two_sums_a_chunk_from_everybody_to_everybody) {
+TEST(Wire, the_norm_is_two_sums_a_chunk_from_its_owner_to_everybody) {
   const Plan plan = plan_on({4, 1}, 1);
-  EXPECT_EQ(line_of(update_wire(plan, {}, 1), "norm, two sums a chunk").bytes(),
-            real(3 * 2 * 8 * norm_chunks(plan)));
+  const int64_t most = most_owned_chunks(plan);
+  int64_t all = 0;
+  for (const ParamInfo& p : plan.parameters) for_norm_chunks(p, [&](const Span&) { ++all; });
+  EXPECT_GE(4 * most, all);
+  EXPECT_LT(most, all);
+  EXPECT_EQ(line_of(update_wire(plan, {}, 1), "norm, two sums a chunk").bytes(), real(3 * 2 * 8 * most));
 }
 
 TEST(Wire, what_leaves_a_fast_domain_follows_from_who_shares_what) {
@@ -104,24 +116,89 @@ TEST(Wire, what_leaves_a_fast_domain_follows_from_who_shares_what) {
   EXPECT_NEAR(whole.inside_bytes, gradients.bytes(), 1e-6);
 }
 
+TEST(Wire, by_domains_a_sum_leaves_once_a_domain_and_a_weight_comes_once) {
+  // Eight ranks in domains of four: three others near; one of the same place far. Experts over pairs: of four
+  // replicas of a rank's experts two are in a domain.
+  ModelSpec model = tiny_model();
+  const auto gradients = [&](int64_t domain, int64_t fast) {
+    Plan plan = plan_on({4, 2}, 1, model);
+    plan.parallel.domain = domain;
+    return line_of(update_wire(plan, {fast}, 1), "gradients to their owners");
+  };
+  const Plan plan = plan_on({4, 2}, 1, model);
+  double experts = 0;
+  for (const ParamInfo& p : plan.parameters) {
+    if (p.placement == Placement::kSplitByExpert) experts += real(p.shape.elements());
+  }
+  const double rest = elements(plan, false) - experts, half = experts / 2;
+  const WireLine nested = gradients(4, 4);
+  EXPECT_NEAR(nested.inside_bytes, 4 * (rest / 4 * 3 + half / 2 * 1), 1e-6);
+  EXPECT_NEAR(nested.outside_bytes, 4 * (rest / 8 * 1 + half / 4 * 1), 1e-6);
+  EXPECT_LT(nested.outside_bytes, gradients(0, 4).outside_bytes);
+  EXPECT_EQ(nested.calls, 2 * gradients(0, 4).calls);
+  // Of one fast domain all stays inside, and of links that reach fewer ranks more goes beyond.
+  EXPECT_EQ(gradients(4, 0).outside_bytes, 0);
+  EXPECT_NEAR(gradients(4, 0).inside_bytes, nested.bytes(), 1e-6);
+  EXPECT_NEAR(gradients(4, 2).inside_bytes, 4 * (rest / 4 * 1), 1e-6);
+  Plan whole = plan;
+  whole.parallel.domain = 4;
+  EXPECT_NEAR(line_of(update_wire(whole, {4}, 1), "weights after the update").outside_bytes,
+              weight_bytes(plan, false) / 8 * 1 + weight_bytes_of_experts(plan) * (1.0 / 2 / 4 - 1.0 / 8),
+              1e-6);
+}
+
 TEST(Wire, a_token_goes_once_to_every_rank_that_has_any_of_its_experts) {
   ModelSpec model = tiny_model();
   model.moe.top_k = 6;  // all six: every token goes to every rank
   const Plan plan = plan_on({1, 2}, 1, model);
   const ForwardTable& table = plan.stages[0].precision.forward.at(0);
   const auto forward = expert_forward_wire(plan, table, 32), backward = expert_backward_wire(plan, table, 32);
-  // One layer of experts; rows of 64: BF16 there and 6 experts and gates, F32 back.
-  EXPECT_DOUBLE_EQ(line_of(forward, "rows to experts").bytes(), 32 * (64 * 2 + 6 * 8));
+  // One layer of experts; rows of 64: BF16 there and 6 gates, F32 back; the choices from host to host.
+  EXPECT_DOUBLE_EQ(line_of(forward, "rows to experts").bytes(), 32 * (64 * 2 + 6 * 4));
+  EXPECT_DOUBLE_EQ(line_of(forward, "choices").bytes(), 32 * 6 * 4);
   EXPECT_DOUBLE_EQ(line_of(forward, "sums from experts").bytes(), 32 * 64 * 4);
   EXPECT_DOUBLE_EQ(line_of(backward, "gradients to experts").bytes(), 32 * 64 * 2);
   EXPECT_DOUBLE_EQ(line_of(backward, "gradients from experts").bytes(), 32 * (64 * 4 + 6 * 4));
   ForwardTable coded = table;
   coded.dispatch = Format::kNvfp4;
   EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, coded, 32), "rows to experts").bytes(),
-                   32 * (64 * 0.5625 + 4 + 6 * 8));
+                   32 * (64 * 0.5625 + 4 + 6 * 4));
   coded.dispatch = Format::kMxfp8;
   EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, coded, 32), "rows to experts").bytes(),
-                   32 * (64 * (1 + 1.0 / 32) + 6 * 8));
+                   32 * (64 * (1 + 1.0 / 32) + 6 * 4));
+}
+
+TEST(Wire, what_travels_in_chunks_is_hidden_but_for_the_first_and_the_last) {
+  ModelSpec model = tiny_model();
+  model.moe.experts = 8;
+  model.moe.top_k = 2;
+  const auto line = [&](int64_t chunks) {
+    const Plan plan =
+        make_plan_by_hand(model, TestCells{}, {}, "none", {.axes = {1, 2}, .expert_chunks = chunks});
+    return line_of(expert_forward_wire(plan, plan.stages[0].precision.forward.at(0), 32), "rows to experts");
+  };
+  EXPECT_EQ(line(1).share_beside, 0);
+  EXPECT_EQ(line(1).calls, 1);
+  // Of two choices among eight: 22 of 28 pairs have any of a rank's four experts, 13 any of two of them, 7 a
+  // given one.
+  EXPECT_NEAR(line(2).share_beside, 1 - 13.0 / 22, 1e-12);
+  EXPECT_NEAR(line(4).share_beside, 1 - 7.0 / 22, 1e-12);
+  EXPECT_EQ(line(4).calls, 4);
+  EXPECT_EQ(line(4).bytes(), line(1).bytes());
+  EXPECT_EQ(line(9).calls, 4);  // no more than there are experts
+}
+
+TEST(Wire, chunks_that_the_recipe_leaves_open_follow_from_what_travels) {
+  ModelSpec model = tiny_model();
+  model.moe.experts = 32;
+  const Plan plan = make_plan_by_hand(model, TestCells{}, {}, "none", {.axes = {1, 2}});
+  ModelDims d = dims_of(plan);
+  EXPECT_EQ(d.expert_chunks, 1);  // kilobytes
+  d.hidden = 8192;                // 16 KiB a token: 1024 of them a chunk
+  d.expert_chunks = 8;
+  EXPECT_EQ(call_chunks(plan, d, 16384), 8);
+  EXPECT_EQ(call_chunks(plan, d, 4096), 8);
+  EXPECT_EQ(call_chunks(plan, d, 1024), 1);
 }
 
 TEST(Wire, a_line_takes_the_slower_of_both_links_and_what_its_calls_take) {
@@ -141,7 +218,7 @@ TEST(Wire, fewer_choices_reach_fewer_ranks) {
   ModelSpec model = tiny_model();  // six experts, two a token, on three ranks of two
   const Plan plan = plan_on({1, 3}, 1, model);
   // Of 15 pairs of experts 6 leave a given rank out.
-  EXPECT_DOUBLE_EQ(share_of_guests(dims_of(plan)), 9.0 / 15);
+  EXPECT_DOUBLE_EQ(share_of_guests(dims_of(plan), 2), 9.0 / 15);
   const ForwardTable& table = plan.stages[0].precision.forward.at(0);
   EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, table, 30), "sums from experts").bytes(),
                    30 * 2 * 9.0 / 15 * 64 * 4);

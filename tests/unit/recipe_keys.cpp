@@ -62,7 +62,12 @@ Recipe first() {
                  .balance = {.bias_rate = 0.25, .aux_loss = 0.5, .z_loss = 0.75}};
   r.model.init.std = 0.5;
   r.model.init.scale_residual = false;
-  r.parallel = {.data = 6, .receive_factor = 3.5, .transport = "host", .recompute = "block"};
+  r.parallel = {.data = 6,
+                .receive_factor = 3.5,
+                .expert_chunks = 3,
+                .domain = 3,
+                .transport = "host",
+                .recompute = "block"};
   r.dtypes = {.masters = DType::kBf16, .moments = DType::kBf16, .gradients = DType::kF32};
   PretrainSpec p;
   p.name = "p";

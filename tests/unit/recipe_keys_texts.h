@@ -22,7 +22,7 @@ model:
   rope: {theta: 5e5, scaling: llama3, factor: 8, low_freq_factor: 1.5, high_freq_factor: 5, original_positions: 64}
   moe: {experts: 4, top_k: 3, hidden: 48, shared_experts: 2, shared_hidden: 40, dense_layers: 1, router: sigmoid, normalise: false, gate_scale: 2.5, balance: {bias_rate: 0.25, aux_loss: 0.5, z_loss: 0.75}}
   init: {std: 0.5, scale_residual: false}
-parallel: {data: 6, receive_factor: 3.5, transport: host, recompute: block}
+parallel: {data: 6, receive_factor: 3.5, expert_chunks: 3, domain: 3, transport: host, recompute: block}
 dtypes: {masters: bf16, moments: bf16, gradients: fp32}
 stages:
   - pretrain:
