@@ -17,8 +17,7 @@ namespace fp4t {
 enum class Collective : uint8_t {
   kExchange,   // parts of parameters and rows of tokens, from device to device
   kAllToAll,   // from host to host: what tokens chose
-  kAllReduce,  // likewise: everybody's values to everybody
-  kAllGather,  // likewise
+  kAllGather,  // likewise: everybody's values to everybody
 };
 
 // What runs beside an exchange on a GPU: nothing; the last backward of a step; every backward; forward and

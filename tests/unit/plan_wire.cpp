@@ -210,7 +210,7 @@ TEST(Wire, a_line_takes_the_slower_of_both_links_and_what_its_calls_take) {
   EXPECT_DOUBLE_EQ(seconds_of(line, m), 0.02 + 0.001);
   line.outside_bytes = 1e9;
   EXPECT_DOUBLE_EQ(seconds_of(line, m), 0.1 + 0.005);
-  line.collective = Collective::kAllReduce;  // between hosts
+  line.collective = Collective::kAllGather;  // between hosts
   EXPECT_DOUBLE_EQ(seconds_of(line, m), 0.3 + 0.005);
 }
 
