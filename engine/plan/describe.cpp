@@ -152,6 +152,7 @@ std::string memory_text(const Plan& plan) {
   add_arena(text, "step", m.step, m.step_bytes);
   add_arena(text, "scratch", m.scratch, m.scratch_bytes);
   if (m.workspace_bytes > 0) text += "  workspace of the kernels " + bytes_text(m.workspace_bytes) + "\n";
+  if (m.communicator_bytes > 0) text += "  NCCL's buffers " + bytes_text(m.communicator_bytes) + "\n";
   int64_t keep = 0;
   for (const StagePlan& stage : plan.stages) {
     keep = std::max(keep, std::visit([](const auto& s) { return s.checkpoint.keep; }, stage.spec));

@@ -180,6 +180,17 @@ Pricer largest_block_scratch(const Plan& plan, const ModelDims& dims) {
 }
 
 // Ops run one at a time: the largest of what each takes.
+// What NCCL 2.28 keeps for a communicator, measured with two ranks (scripts/bench/RESULTS.md, "Two GPUs"). It
+// grows with the ranks that one exchanges with.
+constexpr int64_t kCommunicatorBytes = int64_t{1000} << 20;
+
+// Of device buffers: all ranks, an expert group, and those that have the same experts.
+int64_t communicators(const Plan& plan) {
+  if (plan.transport != "nccl" || !plan.shards.is_sharded()) return 0;
+  if (!plan.shards.spreads_experts()) return 1;
+  return plan.axes.data > 1 ? 3 : 2;
+}
+
 int64_t workspace(const Plan& plan, const ModelDims& dims, const std::vector<GemmSite>& sites) {
   const Machine& machine = plan.machine;
   const int64_t rows = token_block_rows(plan);
@@ -240,6 +251,7 @@ MemoryPlan plan_memory(const Plan& plan) {
   m.scratch.push_back({"operands of a product", operands});
   m.scratch_bytes = stream.total() + block.total() + operands;
   m.workspace_bytes = workspace(plan, dims, sites);
+  m.communicator_bytes = communicators(plan) * kCommunicatorBytes;
 
   m.checkpoint_bytes = checkpoint_bytes(plan);
   return m;

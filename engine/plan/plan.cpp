@@ -243,10 +243,11 @@ std::string memory_obstacle(const Plan& plan) {
   const Machine& machine = plan.machine;
   const int64_t room = machine.free_bytes > 0 ? machine.free_bytes : machine.memory_bytes;
   if (room <= 0 || total <= room) return "";
-  return detail::concat("the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ",
-                        m.step_bytes >> 20, ", scratch ", (m.scratch_bytes + m.workspace_bytes) >> 20,
-                        ") and ", machine.device_name, " has ", room >> 20, " MiB",
-                        machine.free_bytes > 0 ? " free" : "");
+  return detail::concat(
+      "the plan needs ", total >> 20, " MiB (run ", m.run_bytes >> 20, ", step ", m.step_bytes >> 20,
+      ", scratch ", (m.scratch_bytes + m.workspace_bytes) >> 20,
+      m.communicator_bytes > 0 ? detail::concat(", NCCL ", m.communicator_bytes >> 20) : std::string(),
+      ") and ", machine.device_name, " has ", room >> 20, " MiB", machine.free_bytes > 0 ? " free" : "");
 }
 
 // All keys that decide how much memory the plan needs, the one to blame first.

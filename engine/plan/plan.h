@@ -33,8 +33,11 @@ struct MemoryLine {
 struct MemoryPlan {
   std::vector<MemoryLine> run, step, scratch;  // blocks of the three arenas
   int64_t run_bytes = 0, step_bytes = 0, scratch_bytes = 0;
-  int64_t workspace_bytes = 0;  // of the kernels themselves
-  int64_t total_bytes() const { return run_bytes + step_bytes + scratch_bytes + workspace_bytes; }
+  int64_t workspace_bytes = 0;     // of the kernels themselves
+  int64_t communicator_bytes = 0;  // of NCCL
+  int64_t total_bytes() const {
+    return run_bytes + step_bytes + scratch_bytes + workspace_bytes + communicator_bytes;
+  }
   int64_t checkpoint_bytes = 0;
 };
 

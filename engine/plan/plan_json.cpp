@@ -96,6 +96,9 @@ std::string plan_json(const Plan& plan) {
                  {"step", arena_json(plan.memory.step, plan.memory.step_bytes)},
                  {"scratch", arena_json(plan.memory.scratch, plan.memory.scratch_bytes)}};
   if (plan.memory.workspace_bytes > 0) j["memory"]["workspace"] = arena_json({}, plan.memory.workspace_bytes);
+  if (plan.memory.communicator_bytes > 0) {
+    j["memory"]["communicators"] = arena_json({}, plan.memory.communicator_bytes);
+  }
   j["checkpoint_bytes"] = plan.memory.checkpoint_bytes;
   j["recipe"] = Json::object();
   for (const auto& [path, value] : recipe_keys(plan.recipe_yaml)) j["recipe"][path] = value;

@@ -66,7 +66,7 @@ class StageModel {
 
   void note(std::vector<WireLine> lines, double times) {
     for (WireLine& line : lines) {
-      line.inside_bytes *= times, line.outside_bytes *= times, line.calls *= times;
+      line.inside_bytes *= times, line.outside_bytes *= times, line.calls *= times, line.choices *= times;
       const auto same = std::find_if(out_.wire.begin(), out_.wire.end(),
                                      [&](const WireLine& l) { return l.name == line.name; });
       if (same == out_.wire.end()) {
@@ -77,7 +77,7 @@ class StageModel {
           same->share_beside = (same->share_beside * same->bytes() + line.share_beside * line.bytes()) / all;
         }
         same->inside_bytes += line.inside_bytes, same->outside_bytes += line.outside_bytes;
-        same->calls += line.calls;
+        same->calls += line.calls, same->choices += line.choices;
       }
     }
   }

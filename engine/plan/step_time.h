@@ -8,7 +8,8 @@
 // computation on a GPU: gradients of blocks beside the backward of those before them (under ZeRO 1 in the
 // last backward of a pretraining step, from ZeRO 2 on in each), weights of ZeRO 3 beside the block before;
 // and what experts exchange, but for the tokens of a call's first chunk and the sums of its last; each as far
-// as there is time. The norm and the weights after an update are exposed, and on a CPU everything is. All
+// as there is time. The norm, the weights after an update and what the host does about experts' choices are
+// exposed, and on a CPU everything is. All
 // ranks are alike: routing is even and no rank waits for another.
 #pragma once
 

@@ -202,6 +202,7 @@ std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& 
   const double of_rank = real(8 * (2 + d.expert_chunks) * d.expert_ranks);
   counts.inside_bytes = trips.layers * of_rank * real(d.expert_ranks - 1);
   counts.calls = trips.layers;
+  counts.choices = trips.layers * tokens * real(d.top_k);
   trips.add(real(d.top_k) * 4, choices);
   return {counts, choices, there, back};
 }
@@ -226,7 +227,8 @@ double seconds_of(const WireLine& line, const MachineSpec& machine) {
   const double carried =
       hosts ? line.bytes() / slow : std::max(line.inside_bytes / fast, line.outside_bytes / slow);
   const LinkSpec& farthest = hosts || line.outside_bytes > 0 ? machine.slow : machine.fast;
-  return carried + line.calls * farthest.latency_us.value * 1e-6;
+  return carried + line.calls * farthest.latency_us.value * 1e-6 +
+         line.choices * machine.choice_ns.value * 1e-9;
 }
 
 }  // namespace fp4t

@@ -30,6 +30,7 @@ struct WireLine {
   Beside beside = Beside::kNothing;
   double inside_bytes = 0, outside_bytes = 0;  // sent by a rank, inside and beyond its fast domain
   double calls = 0;
+  double choices = 0;       // of experts, that the host sorts before rows can go
   double share_beside = 0;  // of its time: what is begun while there still is something to compute
   double bytes() const { return inside_bytes + outside_bytes; }
 };
@@ -49,7 +50,7 @@ std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& 
 std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable& table, double tokens);
 
 // Seconds of a line: both links carry at once, and a call has the latency of the farthest. What hosts tell
-// each other goes over the slow link.
+// each other goes over the slow link. Choices take what the machine says for each.
 double seconds_of(const WireLine& line, const MachineSpec& machine);
 
 }  // namespace fp4t

@@ -364,7 +364,7 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
             r.parallel.receive_factor);
     v.value(layout("expert_chunks",
                    "parts of a rank's experts, one of which computes while tokens of the next are on their "
-                   "way; 0: as many as leave 16 MiB to each, at most 8")
+                   "way; 0: as many as leave 16 MiB to each, at most 8; more than 1 did not pay on two H200")
                 .at_least(0)
                 .at_most(kMostHeads),
             r.parallel.expert_chunks);

@@ -103,7 +103,7 @@ struct ParallelSpec {
   int64_t data = 0;  // 0: what is left of the ranks
   int64_t expert = 1;
   double receive_factor = 2;  // 0: room for all that could come
-  int64_t expert_chunks = 0;  // 0: by the bytes that travel
+  int64_t expert_chunks = 1;  // 0: by the bytes that travel
   int64_t domain = 0;         // ranks; 0: all are one domain
   int64_t zero = 1;
   std::string transport = "auto";  // auto, nccl, host

@@ -133,6 +133,45 @@ TEST(PlanMeasured, q6_decodes) {
   }
 }
 
+// Whole steps of 32,768 tokens a GPU; memory without CUDA's context, which is there before a plan is made.
+TEST(PlanMeasured, two_gpus) {
+  constexpr const char* kTwo = "## Two GPUs";
+  constexpr double kContextMib = 536;
+  const struct {
+    const char *results, *readme;
+    size_t memory_cell;
+    std::vector<std::string> sets;
+  } layouts[] = {{"data parallel (`zero: 1`)", "two H200, data parallel: Q6; M2", 2, {"parallel.zero=1"}},
+                 {"`zero: 3`", "two H200, `zero: 3`: Q6; M2", 3, {"parallel.zero=3"}},
+                 {"`expert: 2`, `expert_chunks: 1`",
+                  "two H200, `expert: 2`, one chunk: Q6; M2",
+                  4,
+                  {"parallel.expert=2"}}};
+  const std::string memory =
+      "two H200, memory, GiB, CUDA's context left out: Q6 data, `zero: 3`, `expert: 2`";
+  size_t layout_index = 0;
+  for (const auto& layout : layouts) {
+    size_t recipe_index = 0;
+    for (const std::string recipe : {"q6", "m2"}) {
+      std::vector<std::string> sets = {"precision={preset: bf16}", "stages[0].pretrain.batch.tokens=65536"};
+      sets.insert(sets.end(), layout.sets.begin(), layout.sets.end());
+      const Planned p = planned("configs/bench/" + recipe + ".yaml", "h200", 2, sets);
+      const double ms = p.prediction().stages.at(0).step_seconds() * 1e3;
+      const std::string name = recipe + ", two GPUs, " + layout.sets[0];
+      expect_within(name + ", ms", ms, measured(kTwo, layout.results, recipe == "q6" ? 1 : 4), kTime);
+      expect_in_readme(layout.readme, 2 * recipe_index, ms, 1);
+      const double used =
+          measured(kTwo, recipe == "q6" ? "Q6 memory" : "M2 memory (data parallel and `zero: 3`: 0052baa)",
+                   layout.memory_cell) -
+          kContextMib;
+      expect_within(name + ", GiB", gib(p.plan()), used / 1024, kMemory);
+      if (recipe == "q6") expect_in_readme(memory, layout_index, gib(p.plan()), 0.01);
+      ++recipe_index;
+    }
+    ++layout_index;
+  }
+}
+
 TEST(PlanMeasured, the_quickstart_on_two_cores) {
   const char* heading = "## On a CPU";
   const Planned p = planned("configs/quickstart.yaml", "cpu");
