@@ -47,6 +47,11 @@ int64_t tokens_in_front(const Plan& plan) {
   return plan.tokenizer.chat.empty() ? 2 : 25;
 }
 
+// Rows say how long a prompt may be with all that stands around it.
+int64_t longest_prompt_with_frame(const Plan& plan, const TaskSpec& task) {
+  return longest_prompt(task) + (task.kind == "jsonl" ? 0 : tokens_in_front(plan));
+}
+
 // Tokens of a prompt, at most: its bytes bound them, but normalisation may make more of characters beyond
 // ASCII (NFC three times as many; SentencePiece's NFKC eleven times, of U+FDFA).
 int64_t most_tokens(const Plan& plan, const std::string& prompt) {
@@ -67,7 +72,7 @@ void check_prompt(const Plan& plan, const std::string& path, int64_t prompt, Pro
 void add_eval(const Plan& plan, const EvalSpec& eval, const std::string& path, DecodeNeeds& needs,
               ProblemList& problems) {
   if (eval.task) {
-    const int64_t prompt = longest_prompt(*eval.task) + tokens_in_front(plan);
+    const int64_t prompt = longest_prompt_with_frame(plan, *eval.task);
     check_prompt(plan, path + "eval.task", prompt, problems);
     const int64_t sequences =
         eval.task_problems > 0 ? eval.task_problems * std::max<int64_t>(eval.task_samples, 1) : kEvalSlots;
@@ -107,13 +112,13 @@ void size_pretrain(Plan& plan, StagePlan& stage, const PretrainSpec& spec, const
 }
 
 int64_t rl_sequence_length(const Plan& plan, const RlSpec& spec) {
-  return std::min(longest_prompt(spec.task) + tokens_in_front(plan) + spec.sampling.max_tokens,
+  return std::min(longest_prompt_with_frame(plan, spec.task) + spec.sampling.max_tokens,
                   plan.model.max_positions);
 }
 
 void size_rl(Plan& plan, const RlSpec& spec, const std::string& path, DecodeNeeds& needs,
              ProblemList& problems) {
-  const int64_t prompt = longest_prompt(spec.task) + tokens_in_front(plan);
+  const int64_t prompt = longest_prompt_with_frame(plan, spec.task);
   check_prompt(plan, path + "task", prompt, problems);
   const int64_t prompts = largest_part(spec.sampling.prompts, plan.axes.ranks());
   const int64_t sequences = prompts * spec.sampling.samples;  // of one rank

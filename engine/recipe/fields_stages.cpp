@@ -431,9 +431,10 @@ void visit_rl(FieldVisitor& v, RlSpec& s) {
   }
   visit_training(v, s, true);
   v.value(
-      course("stop_without_signal",
-             "steps in a row in which all groups have equal rewards, or all completions are cut, before the "
-             "run stops; 0: it only warns")
+      course(
+          "stop_without_signal",
+          "steps in a row in which all groups have equal rewards, all completions are cut or all tokens are "
+          "masked, before the run stops; 0: it only warns")
           .at_least(0)
           .at_most(kMostCount),
       s.stop_without_signal);

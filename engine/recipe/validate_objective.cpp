@@ -62,6 +62,12 @@ void penalty_lies_before_the_limit(Check& c, const std::string& path, const RlSp
 }
 
 void bounds_are_ordered(Check& c, const std::string& path, const char* name, double low, double high) {
+  // Where sampler and trainer agree rho is 1: masking that would leave nothing to train on.
+  if (high > 0 && high < 1) {
+    c.fail(path + ".mismatch." + name + "_high",
+           concat("found ", high, "; allowed: 0 (no such mask), or 1 and above, so that rho = 1 is inside"));
+    return;
+  }
   if (high == 0 || low < high) return;
   c.fail(path + ".mismatch." + name + "_low",
          concat("found ", low, "; allowed: below ", name, "_high (", high, ")"),

@@ -35,13 +35,17 @@ std::vector<float> importance_of(const std::vector<float>& old_log_probs, const 
   const bool masked = outside(geometric, spec.sequence_low, spec.sequence_high);
   counts.vetoed += veto;
   counts.sequences_masked += masked;
-  if (veto || masked) return std::vector<float>(n, 0.0f);
+  if (veto || masked) {
+    counts.left_out += static_cast<int64_t>(n);
+    return std::vector<float>(n, 0.0f);
+  }
   std::vector<float> f(n, 1.0f);
   for (size_t t = 0; t < n; ++t) {
     const double rho = std::exp(log_rho(old_log_probs[t], log_probs[t]));
     if (outside(rho, spec.token_low, spec.token_high)) {
       f[t] = 0;
       ++counts.masked;
+      ++counts.left_out;
     } else if (spec.importance == "truncated") {
       f[t] = static_cast<float>(std::min(rho, spec.cap));
       counts.truncated += rho > spec.cap;

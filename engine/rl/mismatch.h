@@ -15,6 +15,7 @@ namespace fp4t {
 struct MismatchCounts {
   int64_t truncated = 0, masked = 0;         // tokens: above the cap, outside the token's bounds
   int64_t sequences_masked = 0, vetoed = 0;  // completions
+  int64_t left_out = 0;                      // tokens whose f is 0, for whatever reason
 };
 
 // f(rho) of a completion's tokens. A difference of log-probabilities counts as at most 20, so every f is

@@ -31,6 +31,11 @@ using Clock = std::chrono::steady_clock;
 using detail::concat;
 
 constexpr size_t kLongestReply = 65536;
+constexpr double kLargestReward = 1e9;  // far from where weighted sums and advantages would overflow
+// Of one look at what a program says: one that never stops would hold the look for ever, deaf to its
+// time-out and to a stop request.
+constexpr size_t kMostOfALook = size_t{1} << 20;
+constexpr size_t kMostLogged = size_t{1} << 20;  // of its standard error, for one list of requests
 
 void close_if_open(int& fd) {
   if (fd >= 0) ::close(fd);
@@ -84,6 +89,7 @@ struct Scorer::Impl {
   int in = -1, out = -1, err = -1;  // this side's ends
   std::string replies, errors;      // begun lines
   std::string last_error;           // the last line of its standard error
+  size_t logged = 0;                // bytes of it, of the present requests
   int64_t failures = 0;             // in a row
 
   explicit Impl(ScorerOptions o) : options(std::move(o)) {}
@@ -163,31 +169,45 @@ struct Scorer::Impl {
     return options.memory_mib > 0 ? " (memory_mib is a limit)" : "";
   }
 
-  // Reads what is there; false when the other side has closed.
+  // Reads what is there, within bounds; false when the other side has closed.
   static bool read_some(int fd, std::string& into) {
     char buffer[65536];
-    for (;;) {
+    for (size_t got = 0; got < kMostOfALook;) {
       const ssize_t n = ::read(fd, buffer, sizeof(buffer));
       if (n > 0) {
         into.append(buffer, static_cast<size_t>(n));
+        got += static_cast<size_t>(n);
       } else if (n == 0) {
         return false;
       } else if (errno != EINTR) {
         return errno == EAGAIN;
       }
     }
+    return true;
+  }
+
+  void log_error(const std::string& line) {
+    last_error = line;
+    if (logged >= kMostLogged) return;
+    logged += line.size() + 32;  // with what a log puts in front of a line
+    log(line);
+    if (logged >= kMostLogged)
+      log("(it goes on; the rest of what it says about these completions is left out)");
   }
 
   void take_errors() {
     if (err < 0) return;
     const bool open = read_some(err, errors);
-    for (size_t end; (end = errors.find('\n')) != std::string::npos || errors.size() > kLongestReply;) {
-      last_error = errors.substr(0, std::min(end, kLongestReply));
-      errors.erase(0, std::min(end == std::string::npos ? end : end + 1, kLongestReply + 1));
-      log(last_error);
+    size_t at = 0;
+    for (size_t end;
+         (end = errors.find('\n', at)) != std::string::npos || errors.size() - at > kLongestReply;) {
+      const size_t length = std::min(end - at, kLongestReply);  // of a line without an end, too
+      log_error(errors.substr(at, length));
+      at += length + (at + length == end ? 1 : 0);
     }
+    errors.erase(0, at);
     if (!open) {
-      if (!errors.empty()) log(last_error = errors);
+      if (!errors.empty()) log_error(errors);
       errors.clear();
       close_if_open(err);
     }
@@ -208,9 +228,11 @@ struct Scorer::Impl {
     if (place == places.end() || rewards[place->second]) {
       return "answered " + shown(line) + ", whose id nobody waits for";
     }
-    const auto value = static_cast<float>(reward->get<double>());
-    if (!std::isfinite(value)) return "answered " + shown(line) + ", a reward that is no finite number";
-    rewards[place->second] = value;
+    const double value = reward->get<double>();
+    if (!(std::abs(value) <= kLargestReward)) {
+      return "answered " + shown(line) + concat(", a reward outside of +-", kLargestReward);
+    }
+    rewards[place->second] = static_cast<float>(value);
     return "";
   }
 
@@ -241,14 +263,15 @@ struct Scorer::Impl {
         if (n > 0) sent += static_cast<size_t>(n);
       }
       const bool open = read_some(out, replies);
-      for (size_t end; (end = replies.find('\n')) != std::string::npos;) {
-        const std::string line = replies.substr(0, end);
-        replies.erase(0, end + 1);
+      size_t at = 0;
+      for (size_t end; (end = replies.find('\n', at)) != std::string::npos; at = end + 1) {
+        const std::string line = replies.substr(at, end - at);
         const std::string wrong = read_reply(line, places, rewards);
         if (!wrong.empty()) return failure(wrong);
         last = Clock::now();
         --missing;
       }
+      replies.erase(0, at);
       if (missing == 0) break;
       if (!open) return failure(ending());
       if (replies.size() > kLongestReply)
@@ -298,6 +321,7 @@ std::vector<float> Scorer::score(const std::vector<ScoreRequest>& requests) {
     lines.push_back(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
   std::vector<std::optional<float>> rewards(requests.size());
+  impl_->logged = 0;
   for (;;) {
     if (impl_->pid <= 0) impl_->start();
     const std::string wrong = impl_->ask(lines, places, rewards);

@@ -65,13 +65,17 @@ class Alarms {
   double no_signal() {
     const bool equal = figure(record_, "zero_variance_groups") == 1.0;
     const bool cut = figure(record_, "truncated") == 1.0;
-    const double silent = count("steps_without_signal", equal || cut);
+    const bool masked = figure(record_, "rho_left_out") == 1.0;
+    const double silent = count("steps_without_signal", equal || cut || masked);
     if (silent > 0 && std::fmod(silent, kEvery) == 0) {
-      run_.console.warn(detail::concat(silent, " steps in a row without any learning signal: ",
-                                       equal && cut ? "every group has equal rewards, and "
-                                       : equal      ? "every group has equal rewards"
-                                                    : "",
-                                       cut ? "every completion is cut at sampling.max_tokens" : ""));
+      std::string why;
+      const auto say = [&](bool holds, const char* what) {
+        if (holds) why += (why.empty() ? "" : ", and ") + std::string(what);
+      };
+      say(equal, "every group has equal rewards");
+      say(cut, "every completion is cut at sampling.max_tokens");
+      say(masked, "objective.mismatch masks every token");
+      run_.console.warn(detail::concat(silent, " steps in a row without any learning signal: ", why));
     }
     return silent;
   }

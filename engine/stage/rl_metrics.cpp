@@ -60,6 +60,7 @@ void add_log_probs(MetricsRecord& record, const Rollout& r, const MismatchSpec& 
                          {"effective_share", sums.effective_share()},
                          {"rho_truncated", static_cast<double>(counts.truncated) / tokens},
                          {"rho_masked", static_cast<double>(counts.masked) / tokens},
+                         {"rho_left_out", static_cast<double>(counts.left_out) / tokens},
                          {"sequences_masked", static_cast<double>(counts.sequences_masked) / sequences},
                          {"sequences_vetoed", static_cast<double>(counts.vetoed) / sequences}});
 }

@@ -3,6 +3,7 @@
 
 #include <pcre2.h>
 
+#include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
 
@@ -10,67 +11,112 @@ namespace fp4t {
 
 namespace {
 
-// Items of the pattern that one search may try, over all of its matches: some milliseconds. PCRE2's own
-// limits are per match and do not see a search that begins anew at every character.
-constexpr int64_t kSteps = 2'000'000;
+// What one search may spend, over all of its matches: some milliseconds. An item of the pattern that is tried
+// costs 1, and so do so many bytes that it runs over or that are looked at before a match begins: an item may
+// swallow a whole text at one step. PCRE2's own limits are per match and see neither that nor a search that
+// begins anew at every character.
+constexpr int64_t kSteps = 2'000'000, kBytesAStep = 64;
 constexpr uint32_t kMatchLimit = 1'000'000, kDepthLimit = 10'000, kHeapKib = 20'000;
 constexpr size_t kLongestText = size_t{1} << 20;
 
-int count_step(pcre2_callout_block*, void* steps) {
-  return --*static_cast<int64_t*>(steps) < 0 ? PCRE2_ERROR_CALLOUT : 0;
+struct Budget {
+  int64_t steps = kSteps;
+  size_t position = 0;  // at the item before
+};
+
+int count_step(pcre2_callout_block* block, void* data) {
+  auto* budget = static_cast<Budget*>(data);
+  if (block->current_position > budget->position) {
+    budget->steps -= static_cast<int64_t>(block->current_position - budget->position) / kBytesAStep;
+  }
+  budget->position = block->current_position;
+  return --budget->steps < 0 ? PCRE2_ERROR_CALLOUT : 0;
+}
+
+pcre2_code* compile(const std::string& pattern, uint32_t options) {
+  // \C would tear characters apart, which UTF-8 that may be ill-formed does not allow.
+  options |= PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options,
+                                   &error, &at, nullptr);
+  if (code) return code;
+  unsigned char message[256] = {};
+  pcre2_get_error_message(error, message, sizeof(message));
+  throw RecipeError(detail::concat("no regular expression: ", reinterpret_cast<const char*>(message),
+                                   ", at character ", at + 1, " of '", printable(pattern), "'"));
 }
 
 }  // namespace
 
 struct Pattern::Impl {
-  pcre2_code* code = nullptr;
+  // For text that is UTF-8, and for what may not be: that one looks through the rest of the text for
+  // ill-formed bytes before every match.
+  pcre2_code *well_formed = nullptr, *any = nullptr;
   uint32_t groups = 0;
-  ~Impl() { pcre2_code_free(code); }
-
-  // Of one search: its budget is used up across calls.
-  struct Search {
-    explicit Search(const pcre2_code* c)
-        : context(pcre2_match_context_create(nullptr)),
-          data(pcre2_match_data_create_from_pattern(c, nullptr)) {
-      if (!context || !data) throw std::bad_alloc();
-      pcre2_set_match_limit(context, kMatchLimit);
-      pcre2_set_depth_limit(context, kDepthLimit);
-      pcre2_set_heap_limit(context, kHeapKib);
-      pcre2_set_callout(context, count_step, &steps);
-    }
-    Search(const Search&) = delete;
-    ~Search() {
-      pcre2_match_data_free(data);
-      pcre2_match_context_free(context);
-    }
-    int64_t steps = kSteps;
-    pcre2_match_context* context;
-    pcre2_match_data* data;
-  };
-
-  Outcome find(Search& search, std::string_view text, size_t from, uint32_t options) const {
-    const int result = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                   options, search.data, search.context);
-    if (result >= 0) return Outcome::kFound;
-    return result == PCRE2_ERROR_NOMATCH ? Outcome::kAbsent : Outcome::kGaveUp;
+  ~Impl() {
+    pcre2_code_free(well_formed);
+    pcre2_code_free(any);
   }
 };
 
-Pattern::Pattern(const std::string& pattern) : impl_(std::make_unique<Impl>()) {
-  int error = 0;
-  PCRE2_SIZE at = 0;
-  // \C would tear characters apart, which UTF-8 that may be ill-formed does not allow.
-  constexpr uint32_t kOptions =
-      PCRE2_UTF | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
-  impl_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), kOptions, &error,
-                              &at, nullptr);
-  if (!impl_->code) {
-    unsigned char message[256] = {};
-    pcre2_get_error_message(error, message, sizeof(message));
-    throw RecipeError(detail::concat("no regular expression: ", reinterpret_cast<const char*>(message),
-                                     ", at character ", at + 1, " of '", printable(pattern), "'"));
+namespace {
+
+// One search through a text: its budget is used up across calls.
+class Search {
+ public:
+  Search(const pcre2_code* well_formed, const pcre2_code* any, std::string_view text)
+      : text_(text),
+        well_formed_(is_well_formed(text)),
+        code_(well_formed_ ? well_formed : any),
+        context_(pcre2_match_context_create(nullptr)),
+        data_(pcre2_match_data_create_from_pattern(code_, nullptr)) {
+    if (!context_ || !data_) {
+      pcre2_match_data_free(data_);
+      pcre2_match_context_free(context_);
+      throw std::bad_alloc();
+    }
+    pcre2_set_match_limit(context_, kMatchLimit);
+    pcre2_set_depth_limit(context_, kDepthLimit);
+    pcre2_set_heap_limit(context_, kHeapKib);
+    pcre2_set_callout(context_, count_step, &budget_);
   }
-  pcre2_pattern_info(impl_->code, PCRE2_INFO_CAPTURECOUNT, &impl_->groups);
+  Search(const Search&) = delete;
+  ~Search() {
+    pcre2_match_data_free(data_);
+    pcre2_match_context_free(context_);
+  }
+
+  Pattern::Outcome find(size_t from, uint32_t options) {
+    if (well_formed_) {
+      options |= PCRE2_NO_UTF_CHECK;
+    } else {
+      budget_.steps -= static_cast<int64_t>(text_.size() - from) / kBytesAStep;
+    }
+    budget_.position = from;
+    if (budget_.steps < 0) return Pattern::Outcome::kGaveUp;
+    const int result = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), from,
+                                   options, data_, context_);
+    if (result >= 0) return Pattern::Outcome::kFound;
+    return result == PCRE2_ERROR_NOMATCH ? Pattern::Outcome::kAbsent : Pattern::Outcome::kGaveUp;
+  }
+  const PCRE2_SIZE* places() const { return pcre2_get_ovector_pointer(data_); }
+
+ private:
+  std::string_view text_;
+  bool well_formed_;
+  const pcre2_code* code_;
+  Budget budget_;
+  pcre2_match_context* context_;
+  pcre2_match_data* data_;
+};
+
+}  // namespace
+
+Pattern::Pattern(const std::string& pattern) : impl_(std::make_unique<Impl>()) {
+  impl_->well_formed = compile(pattern, 0);
+  impl_->any = compile(pattern, PCRE2_MATCH_INVALID_UTF);
+  pcre2_pattern_info(impl_->any, PCRE2_INFO_CAPTURECOUNT, &impl_->groups);
 }
 
 Pattern::~Pattern() = default;
@@ -79,13 +125,13 @@ Pattern::Pattern(Pattern&&) noexcept = default;
 Pattern::Found Pattern::last(std::string_view text) const {
   Found found;
   if (text.size() > kLongestText) return {Outcome::kGaveUp, ""};
-  Impl::Search search(impl_->code);
+  Search search(impl_->well_formed, impl_->any, text);
   for (size_t from = 0; from <= text.size();) {
     // Empty matches are none here: they would be found between any two characters.
-    const Outcome outcome = impl_->find(search, text, from, PCRE2_NOTEMPTY);
+    const Outcome outcome = search.find(from, PCRE2_NOTEMPTY);
     if (outcome == Outcome::kGaveUp) return {Outcome::kGaveUp, ""};
     if (outcome == Outcome::kAbsent) break;
-    const PCRE2_SIZE* places = pcre2_get_ovector_pointer(search.data);
+    const PCRE2_SIZE* places = search.places();
     const size_t group = impl_->groups > 0 ? 2 : 0;
     found.outcome = Outcome::kFound;
     const bool set = places[group] != PCRE2_UNSET;
@@ -97,8 +143,7 @@ Pattern::Found Pattern::last(std::string_view text) const {
 
 Pattern::Outcome Pattern::occurs(std::string_view text) const {
   if (text.size() > kLongestText) return Outcome::kGaveUp;
-  Impl::Search search(impl_->code);
-  return impl_->find(search, text, 0, 0);
+  return Search(impl_->well_formed, impl_->any, text).find(0, 0);
 }
 
 }  // namespace fp4t

@@ -279,6 +279,18 @@ TEST_F(RlObjectives, a_run_without_a_learning_signal_warns_and_stops_when_asked)
   EXPECT_EQ(count_steps(folder_ / "run", "rl"), 22);
 }
 
+// The sampler's format differs from the trainer's by more than the mask lets pass.
+TEST_F(RlObjectives, a_mask_that_leaves_nothing_is_no_learning_signal) {
+  write_text(folder_ / "recipe.yaml",
+             recipe(kNvfp4, kBf16, "mismatch: {sequence_low: 1, sequence_high: 1.0000001}"));
+  const Exit stopped = run_binary(folder_.path(), train_args({"--set", "stages.1.rl.steps=30", "--set",
+                                                              "stages.1.rl.stop_without_signal=20"}));
+  EXPECT_EQ(stopped.code, 71);
+  EXPECT_NE((stopped.output + stopped.errors).find("objective.mismatch masks every token"), std::string::npos)
+      << stopped.output;
+  EXPECT_EQ(figures("rho_left_out"), std::vector<double>(20, 1.0));
+}
+
 // A second stage begins with fresh moments, or goes on with the first one's.
 TEST_F(RlObjectives, moments_are_kept_between_stages_when_asked) {
   const std::string one = recipe(kBf16, kBf16, "mini_batches: 2");

@@ -164,6 +164,11 @@ for line in sys.stdin:
       folder_.path(), {"print-config", "--config", "recipe.yaml", "--set", "model.max_positions=128"});
   EXPECT_NE(config.output.find("end_tokens: [\"<|im_end|>\", \"<eod>\"]"), std::string::npos)
       << config.output;
+  // max_prompt_tokens counts the form's marks: one position is left for an answer.
+  const Exit tight =
+      run_binary(folder_.path(), {"validate", "--config", "recipe.yaml", "--set", "model.max_positions=65",
+                                  "--set", "stages[0].rl.objective.micro_tokens=65"});
+  EXPECT_EQ(tight.code, 0) << tight.errors;
   // Untrained, it draws evenly enough that some answers end.
   train(folder_.path(), {"--set", "model.max_positions=128", "--set",
                          "stages[0].rl.sampling={prompts: 8, samples: 8, max_tokens: 12, max_batch: 9}",

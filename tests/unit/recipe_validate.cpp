@@ -157,8 +157,13 @@ TEST(recipe_validate, objectives_mean_what_their_kind_says) {
   EXPECT_REFUSED(with_rl(), objective("{mismatch: {importance: raw, cap: 3}}"), "cap",
                  "importance is truncated");
   EXPECT_REFUSED(with_rl(), objective("{mismatch: {token_low: 0.5}}"), "token_low", "token_high is above 0");
-  EXPECT_REFUSED(with_rl(), objective("{mismatch: {sequence_low: 0.5, sequence_high: 0.25}}"),
-                 "sequence_low: found 0.5", "below sequence_high (0.25)");
+  EXPECT_REFUSED(with_rl(), objective("{mismatch: {sequence_low: 1, sequence_high: 1}}"),
+                 "sequence_low: found 1", "below sequence_high (1)");
+  EXPECT_REFUSED(with_rl(), objective("{mismatch: {sequence_low: 0.9, sequence_high: 0.95}}"),
+                 "sequence_high: found 0.95", "1 and above");
+  EXPECT_REFUSED(with_rl(), objective("{mismatch: {token_high: 0.5}}"), "token_high: found 0.5",
+                 "1 and above");
+  EXPECT_EQ(accepted(with_rl(), objective("{mismatch: {token_low: 0.5, token_high: 1}}")), "");
 }
 
 TEST(recipe_validate, routing_is_replayed_where_there_are_experts) {

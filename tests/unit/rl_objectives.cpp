@@ -142,6 +142,7 @@ TEST(Mismatch, weights_and_masks_are_the_scripts) {
     EXPECT_EQ(counts.masked, j.at("masked").get<int64_t>()) << j;
     EXPECT_EQ(counts.sequences_masked, j.at("sequences_masked").get<int64_t>()) << j;
     EXPECT_EQ(counts.vetoed, j.at("vetoed").get<int64_t>()) << j;
+    EXPECT_EQ(counts.left_out, std::count(f.begin(), f.end(), 0.0f)) << j;
   }
 }
 

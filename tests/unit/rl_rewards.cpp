@@ -190,6 +190,32 @@ TEST_F(ScorerTest, silence_is_an_error_after_its_time) {
       10));
 }
 
+// Neither its answers nor its standard error keep a run from its time-out, its memory or its log.
+TEST_F(ScorerTest, one_that_never_stops_printing_is_ended) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const char* flood : {"exec cat /dev/zero", "exec cat /dev/zero >&2", "exec yes '' >&2", "exec yes"}) {
+    ScorerOptions o;
+    o.name = "judge";
+    o.command = {"sh", "-c", flood};
+    o.timeout_seconds = 0.3;
+    o.restarts = 0;
+    log_.clear();
+    o.log = [this](const std::string& line) { log_ += line + "\n"; };
+    const std::string why = refusal(o);
+    EXPECT_NE(why.find("given up after 0 restarts"), std::string::npos) << why;
+    EXPECT_LT(log_.size(), size_t{4} << 20) << flood;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
+}
+
+TEST_F(ScorerTest, a_line_of_its_standard_error_loses_nothing) {
+  const size_t longest = 65536;
+  ScorerOptions o =
+      options(kHead + std::string("print('x' * 65536 + 'end', file=sys.stderr, flush=True)\n") + kEcho);
+  EXPECT_EQ(Scorer(o).score(requests(1)), std::vector<float>{100.5f});
+  EXPECT_NE(log_.find(std::string(longest, 'x') + "\nreward judge: end\n"), std::string::npos);
+}
+
 TEST_F(ScorerTest, malformed_replies_are_named) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"'hello'", "answered 'hello', which is no JSON object"},
@@ -197,6 +223,8 @@ TEST_F(ScorerTest, malformed_replies_are_named) {
       {"json.dumps({'id': 100, 'reward': 'high'})", "without a number as 'reward'"},
       {"json.dumps({'id': 999, 'reward': 1})", "whose id nobody waits for"},
       {"'{\"id\": 100, \"reward\": 1e999}'", "'{\"id\": 100, \"reward\": 1e999}'"},
+      {"json.dumps({'id': 100, 'reward': 2e9})", "a reward outside of +-1e+09"},
+      {"json.dumps({'id': 100, 'reward': -1e300})", "a reward outside of +-1e+09"},
       {"'x' * 100000", "answered 'xxxx"},
   };
   for (const auto& [reply, message] : cases) {

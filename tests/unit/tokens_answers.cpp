@@ -121,6 +121,27 @@ TEST(Patterns, give_up_in_bounded_time) {
   EXPECT_EQ(Pattern("a").occurs(std::string(size_t{2} << 20, 'a')), Pattern::Outcome::kGaveUp);
 }
 
+// Items that swallow a whole text at one step, from every character anew; many matches in a long text.
+TEST(Patterns, take_bounded_time_over_long_texts) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string letters(150000, 'a');
+  for (const char* pattern : {"[a-z]+\\d", "(?>[a-z]+)\\d", "[a-z]++(?=\\d)", "(?=[a-z]*+\\d)[a-z]"}) {
+    const Pattern p(pattern);
+    EXPECT_EQ(p.occurs(letters), Pattern::Outcome::kGaveUp) << pattern;
+    EXPECT_EQ(p.last(letters).outcome, Pattern::Outcome::kGaveUp) << pattern;
+    EXPECT_EQ(p.last(letters + "\xff").outcome, Pattern::Outcome::kGaveUp) << pattern;
+  }
+  std::string numbers;
+  for (int i = 0; i < 100000; ++i) numbers += "1 ";
+  numbers += "27 ";
+  const Pattern number("(-?\\d+)");
+  EXPECT_EQ(number.last(numbers).text, "27");
+  EXPECT_EQ(number.last(numbers + "\xff").outcome, Pattern::Outcome::kGaveUp);
+  EXPECT_EQ(number.last("1 \xff 2 \xff").text, "2");
+  EXPECT_EQ(Pattern("answer: (.*)").last(letters + "\nanswer: 7").text, "7");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
 TEST(Patterns, read_any_bytes) {
   const std::string broken =
       "\xff\xfe"
