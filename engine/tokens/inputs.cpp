@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "engine/tokens/documents.h"
+#include "engine/tokens/generated_tasks.h"
 #include "engine/tokens/tasks.h"
 #include "engine/tokens/token_store.h"
 #include "engine/tokens/tokenizer.h"
@@ -215,6 +216,7 @@ class InputCheck {
         eval(path + "rl.eval", rl.eval);
       }
     }
+    if (text_.empty()) held_out_rows_are_not_trained_on();
     throw_if_any();
   }
 
@@ -257,6 +259,33 @@ class InputCheck {
         break;
       }
       add_all(detail::concat(path, "[", k, "]"), found);
+    }
+  }
+  // Rows that accuracy is measured on must not be trained on, whatever their files are called: in any stage,
+  // as stages follow each other.
+  void held_out_rows_are_not_trained_on() {
+    std::map<std::string, std::string> trained;  // prompts to where they stand
+    for (const auto& stage : recipe_.stages) {
+      const auto* rl = std::get_if<RlSpec>(&stage);
+      if (!rl || rl->task.kind != "jsonl") continue;
+      for (const SplitRows::Row& row : split_rows(rl->task).training) trained.emplace(row.prompt, row.place);
+    }
+    for (size_t i = 0; i < recipe_.stages.size() && !trained.empty(); ++i) {
+      const auto* rl = std::get_if<RlSpec>(&recipe_.stages[i]);
+      const EvalSpec& eval = rl ? rl->eval : std::get<PretrainSpec>(recipe_.stages[i]).eval;
+      if (!eval.task || eval.task->kind != "jsonl") continue;
+      const SplitRows split = split_rows(*eval.task);
+      std::string first;
+      int64_t both = 0;
+      for (const SplitRows::Row& row : split.held_out) {
+        const auto it = trained.find(row.prompt);
+        if (it != trained.end() && ++both == 1) first = row.place + ", trained on from " + it->second;
+      }
+      if (both == 0) continue;
+      add(detail::concat("stages[", i, rl ? "].rl" : "].pretrain", ".eval.task"),
+          {ExitCode::kBadData, "",
+           detail::concat(both, " of ", split.held_out.size(),
+                          " prompts that accuracy is measured on are trained on, too; the first: ", first)});
     }
   }
   void task(const std::string& path, TaskSpec spec, bool trains) {

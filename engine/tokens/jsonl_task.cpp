@@ -122,12 +122,17 @@ Rows read_rows(const TaskSpec& spec, const AnswerReader& answers) {
   return rows;
 }
 
+bool is_held_out(const HeldOutSpec& spec, const std::string& prompt) {
+  const std::string hash = xxh3_hex(std::to_string(spec.seed) + "|" + prompt);
+  return static_cast<double>(std::stoull(hash.substr(0, 12), nullptr, 16)) * 0x1p-48 < spec.fraction;
+}
+
 class JsonlTask : public Task {
  public:
   explicit JsonlTask(const TaskSpec& spec) : spec_(spec), answers_(spec.answer) {
     const Rows rows = read_rows(spec, answers_);
     for (const Row& row : rows.list) {
-      (is_held_out(row.problem.prompt) ? held_out_ : training_).push_back(row.problem);
+      (is_held_out(spec.held_out, row.problem.prompt) ? held_out_ : training_).push_back(row.problem);
     }
     fingerprint_ = xxh3_hex(detail::concat(
         rows.hash, "|", spec.prompt_field, "|", spec.answer_field, "|", spec.limit_field, "|",
@@ -178,12 +183,6 @@ class JsonlTask : public Task {
   }
 
  private:
-  bool is_held_out(const std::string& prompt) const {
-    const std::string hash = xxh3_hex(std::to_string(spec_.held_out.seed) + "|" + prompt);
-    return static_cast<double>(std::stoull(hash.substr(0, 12), nullptr, 16)) * 0x1p-48 <
-           spec_.held_out.fraction;
-  }
-
   TaskSpec spec_;
   AnswerReader answers_;
   std::vector<Problem> training_, held_out_;
@@ -193,6 +192,15 @@ class JsonlTask : public Task {
 }  // namespace
 
 std::unique_ptr<Task> make_jsonl_task(const TaskSpec& spec) { return std::make_unique<JsonlTask>(spec); }
+
+SplitRows split_rows(const TaskSpec& spec) {
+  SplitRows split;
+  for (const Row& row : read_rows(spec, AnswerReader(spec.answer)).list) {
+    (is_held_out(spec.held_out, row.problem.prompt) ? split.held_out : split.training)
+        .push_back({row.problem.prompt, row.place});
+  }
+  return split;
+}
 
 void check_rows(const TaskSpec& spec, const Tokenizer& tokenizer) {
   const AnswerReader answers(spec.answer);

@@ -136,6 +136,37 @@ TEST_F(Jsonl, damaged_rows_are_named_by_file_and_line) {
   EXPECT_EQ(refusal("\n"), "the task's files hold no row");
 }
 
+// Under another name, or copied into another file.
+TEST_F(Jsonl, rows_that_are_measured_are_not_trained_on_from_any_file) {
+  const auto row = [](const std::string& prompt) {
+    return "{\"prompt\": \"" + prompt + "\", \"answer\": 1}\n";
+  };
+  RlSpec rl;
+  rl.task = spec_of(row("a") + row("b"));
+  rl.eval.task = rl.task;
+  rl.eval.task->held_out = {1.0, 0, ""};
+  const auto refusal_of = [&](const std::vector<std::string>& paths) -> std::string {
+    Recipe recipe;
+    rl.eval.task->paths = paths;
+    recipe.stages = {rl};
+    try {
+      check_inputs(recipe);
+      return "";
+    } catch (const BadDataError& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(
+      refusal_of({folder_.path() + "/./rows.jsonl"}),
+      "stages[0].rl.eval.task: 2 of 2 prompts that accuracy is measured on are trained on, too; the first: " +
+          folder_.path() + "/./rows.jsonl:1, trained on from " + (folder_ / "rows.jsonl:1"));
+  test::write_text(folder_ / "test.jsonl", row("c") + row("b"));
+  EXPECT_NE(refusal_of({folder_ / "test.jsonl"}).find("1 of 2 prompts"), std::string::npos);
+  EXPECT_NE(refusal_of({folder_ / "test.jsonl"}).find("test.jsonl:2, trained on from"), std::string::npos);
+  test::write_text(folder_ / "test.jsonl", row("c") + row("d"));
+  EXPECT_EQ(refusal_of({folder_ / "test.jsonl"}), "");
+}
+
 // Without a form for them, messages are no prompt; the row is named.
 TEST_F(Jsonl, messages_need_a_form_of_conversations) {
   Recipe recipe;
