@@ -86,14 +86,18 @@ double overlong_reward(int64_t tokens, int64_t max_tokens, const ObjectiveSpec& 
          std::min(static_cast<double>(over) / static_cast<double>(spec.overlong_tokens), 1.0);
 }
 
-std::vector<float> shaped_rewards(const Rollout& r, int64_t max_tokens, const ObjectiveSpec& spec) {
+std::vector<float> shaped_rewards(const Rollout& r, int64_t max_tokens, int64_t positions,
+                                  const ObjectiveSpec& spec) {
   const bool penalises_kl = spec.kl > 0 && spec.kl_in == "reward";
   if (spec.overlong_tokens == 0 && !penalises_kl) return r.rewards;
   const KlEstimator estimator = estimator_of(spec);
   std::vector<float> shaped;
   for (size_t i = 0; i < r.rewards.size(); ++i) {
-    const int64_t own = r.problems[i / static_cast<size_t>(r.samples_per_prompt)].max_tokens;
-    const int64_t limit = own > 0 ? std::min(own, max_tokens) : max_tokens;
+    const size_t problem = i / static_cast<size_t>(r.samples_per_prompt);
+    const int64_t own = r.problems[problem].max_tokens;
+    // The last token is drawn at the last position and needs none of its own.
+    const int64_t room = positions - static_cast<int64_t>(r.prompts[problem].size()) + 1;
+    const int64_t limit = std::min({own > 0 ? own : max_tokens, max_tokens, room});
     double reward = static_cast<double>(r.rewards[i]) +
                     overlong_reward(static_cast<int64_t>(r.completions[i].size()), limit, spec);
     for (size_t t = 0; penalises_kl && t < r.completions[i].size(); ++t) {

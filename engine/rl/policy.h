@@ -28,9 +28,11 @@ std::vector<int64_t> equal_groups(const std::vector<float>& rewards, int64_t sam
 // DAPO's soft overlong punishment (arXiv 2503.14476, equation 13): 0 up to max_tokens - overlong_tokens, then
 // a straight line down to -overlong_penalty at max_tokens.
 double overlong_reward(int64_t tokens, int64_t max_tokens, const ObjectiveSpec& spec);
-// Rewards with the overlong punishment (of the problem's own limit where that is lower than max_tokens) and,
-// with kl_in reward, less kl times the estimates summed over a completion.
-std::vector<float> shaped_rewards(const Rollout& rollout, int64_t max_tokens, const ObjectiveSpec& spec);
+// Rewards with the overlong punishment and, with kl_in reward, less kl times the estimates summed over a
+// completion. The limit that counts is the one that cuts the completion: the problem's own or the model's
+// last of `positions` where that is lower than max_tokens.
+std::vector<float> shaped_rewards(const Rollout& rollout, int64_t max_tokens, int64_t positions,
+                                  const ObjectiveSpec& spec);
 
 // The objective's terms as they stand in the loss.
 PolicyTerms policy_terms(const ObjectiveSpec& spec);

@@ -166,8 +166,9 @@ Rollout sample_rollout(Run& run, const RlSpec& spec, const Task& task, Rewards& 
   if (spec.objective.router_replay == "measure") r.router.clear();  // the updates do not ask for it
   if (spec.objective.kl > 0) r.reference_log_probs = score_reference(run, spec, r);
   run.clock.end(run.queue, StepPhase::kScore);
-  r.advantages = advantages_of(shaped_rewards(r, spec.sampling.max_tokens, spec.objective),
-                               r.samples_per_prompt, spec.objective);
+  r.advantages =
+      advantages_of(shaped_rewards(r, spec.sampling.max_tokens, run.plan.model.max_positions, spec.objective),
+                    r.samples_per_prompt, spec.objective);
   r.check();
   // Nothing stops the run from here on: a rollout that is made again on resume asks the same problems.
   if (spec.objective.resample > 0) {

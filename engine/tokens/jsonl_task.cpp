@@ -32,6 +32,21 @@ struct Rows {
   std::string hash;  // over names without folders, and contents
 };
 
+// Whether an object has a key twice, of which the parser would keep the last.
+bool holds_twice(const std::string& object, const std::string& key) {
+  const std::string quoted = Json(key).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const size_t first = object.find(quoted);
+  // Texts and inner objects may hold the word, too: only then is it worth a second look.
+  if (first == std::string::npos || object.find(quoted, first + 1) == std::string::npos) return false;
+  int64_t found = 0;
+  const auto count = [&](int depth, Json::parse_event_t event, Json& value) {
+    found += event == Json::parse_event_t::key && depth == 1 && value == key;
+    return true;
+  };
+  const Json whole = Json::parse(object, count);
+  return whole.is_object() && found > 1;
+}
+
 // Reads the rows of one file.
 class RowReader {
  public:
@@ -50,6 +65,9 @@ class RowReader {
       place_ = detail::concat(printable(path), ":", number);
       const Json object = parse_json_line(line, path, number);
       if (!object.is_object()) refuse("no object");
+      for (const std::string* key : {&spec_.prompt_field, &spec_.answer_field, &spec_.limit_field}) {
+        if (!key->empty() && holds_twice(line, *key)) refuse("key '" + printable(*key) + "' twice");
+      }
       rows.push_back({problem_of(object), place_});
     }
   }

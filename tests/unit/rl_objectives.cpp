@@ -209,6 +209,7 @@ Rollout two_completions() {
   Rollout r;
   r.samples_per_prompt = 2;
   r.problems.resize(1);
+  r.prompts = {{7, 8, 9}};
   r.completions = {{1, 2}, {3}};
   r.old_log_probs = {{-1, -2}, {-0.5f}};
   r.log_probs = r.old_log_probs;
@@ -217,6 +218,19 @@ Rollout two_completions() {
   r.rewards = {1, 0};
   r.advantages = {0.5f, -0.5f};
   return r;
+}
+
+// Completions of 2 and 1 tokens, the last 2 before the limit penalised by 1. A limit of 8: nothing; the
+// problem's own of 2, or 4 positions, 3 of them the prompt's: the limit is reached, and half of the way.
+TEST(Rewards, overlong_is_what_comes_near_the_limit_that_cuts) {
+  ObjectiveSpec spec;
+  spec.overlong_tokens = 2;
+  spec.overlong_penalty = 1;
+  Rollout r = two_completions();
+  EXPECT_EQ(shaped_rewards(r, 8, 64, spec), (std::vector<float>{1, 0}));
+  EXPECT_EQ(shaped_rewards(r, 8, 4, spec), (std::vector<float>{0, -0.5f}));
+  r.problems[0].max_tokens = 2;
+  EXPECT_EQ(shaped_rewards(r, 8, 64, spec), (std::vector<float>{0, -0.5f}));
 }
 
 // d = -0.5 and 1. k1 sums to 0.5 - 1 = -0.5, k2 to 0.125 + 0.5 = 0.625; k3 to (exp(-0.5) - 0.5) + (e - 2).
@@ -228,13 +242,13 @@ TEST(Rewards, kl_in_the_reward_is_summed_over_a_completion) {
   const double k3 = std::exp(-0.5) - 0.5 + std::exp(1.0) - 2;
   for (const auto& [name, sum] : {std::pair{"k1", -0.5}, std::pair{"k2", 0.625}, std::pair{"k3", k3}}) {
     spec.kl_estimator = name;
-    const auto rewards = shaped_rewards(r, 8, spec);
+    const auto rewards = shaped_rewards(r, 8, 64, spec);
     EXPECT_FLOAT_EQ(rewards[0], static_cast<float>(1 - 0.1 * sum)) << name;
     EXPECT_FLOAT_EQ(rewards[1], 0) << name;
   }
   EXPECT_EQ(policy_terms(spec).kl, 0);  // and not in the loss as well
   spec.kl_in = "loss";
-  EXPECT_EQ(shaped_rewards(r, 8, spec), r.rewards);
+  EXPECT_EQ(shaped_rewards(r, 8, 64, spec), r.rewards);
   EXPECT_EQ(policy_terms(spec).kl, 0.1);
 }
 

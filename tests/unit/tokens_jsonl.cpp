@@ -118,6 +118,10 @@ TEST_F(Jsonl, damaged_rows_are_named_by_file_and_line) {
   const std::string at = folder_ / "rows.jsonl:3: ";
   EXPECT_EQ(refusal(good + "\n{\"prompt\": \"b\"}\n"), at + "no key 'answer'");
   EXPECT_EQ(refusal(good + "\n[1]\n"), at + "no object");
+  EXPECT_EQ(refusal(good + "\n{\"prompt\": \"b\", \"answer\": 1, \"prompt\": \"c\"}\n"),
+            at + "key 'prompt' twice");
+  EXPECT_NO_THROW(
+      make_task(spec_of("{\"prompt\": \"b\", \"answer\": 1, \"x\": {\"prompt\": \"prompt\"}}\n")));
   EXPECT_EQ(refusal(good + "\n{\"prompt\": 5, \"answer\": \"1\"}\n"),
             at + "'prompt' is neither a text nor a list of messages");
   EXPECT_EQ(refusal(good + "\n{\"prompt\": \"\", \"answer\": \"1\"}\n"), at + "'prompt' is empty");
