@@ -73,6 +73,7 @@ ObjectiveSpec objective_defaults(const std::string& kind, int64_t max_tokens) {
   } else if (kind == "dapo") {
     s.clip_high = 0.28;
     s.resample = 3;
+    s.average = "token";
     s.overlong_tokens = max_tokens > 5 ? max_tokens / 5 : 1;
   } else if (kind == "gspo") {
     s.ratio = "sequence";
@@ -81,6 +82,7 @@ ObjectiveSpec objective_defaults(const std::string& kind, int64_t max_tokens) {
     s.average = "sequence";
   } else if (kind == "cispo") {
     s.clip_form = "cispo";
+    s.average = "token";
     s.clip_low = 1;
     s.clip_high = 5;
   } else if (kind == "rloo") {

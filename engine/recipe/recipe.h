@@ -294,9 +294,9 @@ struct ObjectiveSpec {
   std::string ratio = "token";          // token, sequence (geometric mean over the completion)
   std::string clip_form = "ppo";        // ppo, cispo (a clipped weight on the log-probability), none
   double clip_low = 0.2, clip_high = 0.2;
-  double clip_dual = 0.0;         // 0: off
-  std::string average = "token";  // token (mean over all tokens), sequence (mean of means), constant
-  int64_t average_tokens = 0;     // the constant's tokens a completion; 0: sampling.max_tokens
+  double clip_dual = 0.0;            // 0: off
+  std::string average = "sequence";  // token (mean over all tokens), sequence (mean of means), constant
+  int64_t average_tokens = 0;        // the constant's tokens a completion; 0: sampling.max_tokens
   bool drop_zero_advantage = true;
   bool mask_truncated = false;      // completions that were cut are not trained on
   int64_t resample = 0;             // most times that groups of equal rewards are replaced by new problems

@@ -137,6 +137,10 @@ TEST(recipe_validate, objectives_mean_what_their_kind_says) {
         (Set{std::string("stages[1].rl.objective={kind: ") + kind + "}", "stages[1].rl.sampling.samples=1"}),
         "samples: found 1", "at least 2", kind);
   }
+  EXPECT_EQ(objective_defaults("grpo", 16).average, "sequence");  // the mean of completions' means
+  EXPECT_EQ(objective_defaults("dapo", 16).average, "token");
+  EXPECT_EQ(objective_defaults("cispo", 16).average, "token");
+  EXPECT_EQ(ObjectiveSpec().average, objective_defaults(ObjectiveSpec().kind, 16).average);
   EXPECT_REFUSED(with_rl(), objective("{kind: dr_grpo, normalise_std: true}"), "normalise_std: found true",
                  "allowed: false, which is what kind dr_grpo means");
   EXPECT_REFUSED(with_rl(), objective("{kind: dapo, average: sequence}"), "average: found sequence",

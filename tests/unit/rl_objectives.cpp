@@ -256,6 +256,7 @@ TEST(Rewards, kl_in_the_reward_is_summed_over_a_completion) {
 TEST(Divisor, is_tokens_sequences_or_a_constant) {
   const Rollout r = two_completions();
   ObjectiveSpec spec;
+  spec.average = "token";
   const Divisor d = divisor_of(r, {0, 1}, spec);
   EXPECT_DOUBLE_EQ(d.weight(spec, 2), 1.0 / 3);
   spec.average = "sequence";
