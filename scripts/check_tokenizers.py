@@ -3,7 +3,7 @@
 
     scripts/check_tokenizers.py --bench build-cpu-bench/tests/bench/bench_tokenizer [--work DIR] [--text FILE]
 
-Needs the Python packages tokenizers, tiktoken and sentencepiece, and pip's network for published vocabularies: those
+Needs the Python packages tokenizers, tiktoken, sentencepiece and wheel, and pip's network for published vocabularies: those
 that the packages litellm, dashscope, openai-whisper and mistral-common ship, taken from their archives into --work. For each vocabulary
 it prints how many texts have the same ids, and both speeds on one thread (MB a second of processor time). Exits with
 1 where an id differs.
