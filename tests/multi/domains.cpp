@@ -5,11 +5,10 @@
 #include "engine/comm/mpi.h"
 #include "kernels/formats/bf16.h"
 #include "tests/support/model_runs.h"
+#include "tests/support/ranks_main.h"
 
 namespace fp4t::test {
 namespace {
-
-Communicator* g_world = nullptr;  // one MPI a process
 
 Plan plan_of(int64_t expert, int64_t domain) {
   ModelSpec model = tiny_model();
@@ -113,9 +112,4 @@ TEST(RanksDomains, weights_come_from_their_owners_to_all) {
 }  // namespace
 }  // namespace fp4t::test
 
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  const auto world = fp4t::make_mpi();
-  fp4t::test::g_world = world.get();
-  return RUN_ALL_TESTS();
-}
+FP4T_RANKS_TEST_MAIN

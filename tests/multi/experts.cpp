@@ -5,11 +5,10 @@
 #include "engine/comm/mpi.h"
 #include "tests/support/compare.h"
 #include "tests/support/model_runs.h"
+#include "tests/support/ranks_main.h"
 
 namespace fp4t::test {
 namespace {
-
-Communicator* g_world = nullptr;  // one MPI a process
 
 ModelSpec spread_model() {
   ModelSpec m = tiny_model();
@@ -285,13 +284,4 @@ TEST(RanksExperts, initial_weights_are_parts_of_the_whole) {
 }  // namespace
 }  // namespace fp4t::test
 
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  const auto comm = fp4t::make_mpi();
-  fp4t::test::g_world = comm.get();
-  if (comm->size() < 2) {
-    std::printf("needs at least two ranks\n");
-    return 1;
-  }
-  return RUN_ALL_TESTS();
-}
+FP4T_RANKS_TEST_MAIN

@@ -9,12 +9,12 @@
 #include "engine/comm/mpi.h"
 #include "engine/optim/optimizer.h"
 #include "tests/support/model_runs.h"
+#include "tests/support/ranks_main.h"
 
 namespace fp4t::test {
 namespace {
 
-Communicator* g_world = nullptr;  // one MPI a process
-constexpr int kDomain = 2;        // ranks of a fast domain
+constexpr int kDomain = 2;  // ranks of a fast domain
 
 struct Sent {
   double inside = 0, outside = 0;
@@ -194,9 +194,4 @@ TEST(RanksWire, ranks_send_what_the_plan_says) {
 }  // namespace
 }  // namespace fp4t::test
 
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  const auto world = fp4t::make_mpi();
-  fp4t::test::g_world = world.get();
-  return RUN_ALL_TESTS();
-}
+FP4T_RANKS_TEST_MAIN

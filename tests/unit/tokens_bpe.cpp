@@ -18,11 +18,13 @@
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "tests/support/messages.h"
 
 namespace fp4t {
 namespace {
 
 namespace fs = std::filesystem;
+using test::message_of;
 using Json = nlohmann::json;
 
 const std::vector<std::string> kNames = {"gpt2", "cl100k", "qwen", "llama3", "flags"};
@@ -61,16 +63,6 @@ TokenizerSpec spec_of(const std::string& name) {
 }
 
 std::unique_ptr<Tokenizer> open(const std::string& name) { return make_tokenizer(spec_of(name)); }
-
-template <class Error, class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST(Bpe, ids_are_the_librarys_on_hostile_strings) {
   const auto texts = hostile_texts();
@@ -236,13 +228,6 @@ class BpeFile : public ::testing::Test {
 
   fs::path dir_;
 };
-
-#define EXPECT_SAYS(message, ...)                                         \
-  do {                                                                    \
-    const std::string said = (message);                                   \
-    for (const std::string& part : std::vector<std::string>{__VA_ARGS__}) \
-      EXPECT_NE(said.find(part), std::string::npos) << said;              \
-  } while (false)
 
 TEST_F(BpeFile, unsupported_parts_are_refused_by_their_place) {
   EXPECT_SAYS(refusal("gpt2", [](Json& f) { f["model"]["type"] = "WordPiece"; }), "model.type: WordPiece",

@@ -13,11 +13,13 @@
 #include "engine/tokens/conversation.h"
 #include "engine/tokens/tasks.h"
 #include "kernels/base/check.h"
+#include "tests/support/messages.h"
 
 namespace fp4t {
 namespace {
 
 namespace fs = std::filesystem;
+using test::message_of;
 
 std::string golden_path(const std::string& name) {
   return std::string(std::getenv("FP4T_TEST_SOURCE")) + "/tests/golden/tokenizers/" + name;
@@ -30,22 +32,6 @@ TokenizerSpec spec_of(const std::string& name, const std::string& chat = "") {
   spec.chat = chat;
   return spec;
 }
-
-template <class Error, class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-#define EXPECT_SAYS(message, part)                         \
-  do {                                                     \
-    const std::string said = (message);                    \
-    EXPECT_NE(said.find(part), std::string::npos) << said; \
-  } while (false)
 
 TEST(Chat, ids_are_those_of_the_rendered_text) {
   std::ifstream in(golden_path("chat.jsonl"));

@@ -18,6 +18,7 @@
 #include "engine/tokens/token_store.h"
 #include "engine/tokens/tokenize.h"
 #include "kernels/base/check.h"
+#include "tests/support/messages.h"
 
 namespace fp4t {
 namespace {
@@ -108,13 +109,6 @@ class TokenFiles : public ::testing::Test {
   TokenizerSpec ids_ = ids(100);  // <eod> is 99
   std::unique_ptr<Tokenizer> tokenizer_;
 };
-
-#define EXPECT_SAYS(message, ...)                                         \
-  do {                                                                    \
-    const std::string said = (message);                                   \
-    for (const std::string& part : std::vector<std::string>{__VA_ARGS__}) \
-      EXPECT_NE(said.find(part), std::string::npos) << said;              \
-  } while (false)
 
 using Documents = std::vector<std::vector<int32_t>>;
 

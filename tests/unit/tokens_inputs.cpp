@@ -9,12 +9,14 @@
 #include "engine/tokens/corpus.h"
 #include "engine/tokens/documents.h"
 #include "kernels/base/check.h"
+#include "tests/support/messages.h"
 #include "tests/support/process.h"
 
 namespace fp4t {
 namespace {
 
 namespace fs = std::filesystem;
+using test::message_of;
 
 class Inputs : public ::testing::Test {
  protected:
@@ -43,17 +45,6 @@ class Inputs : public ::testing::Test {
 };
 
 using Names = std::vector<std::string>;
-
-template <class ErrorType, class Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const ErrorType& e) {
-    return e.what();
-  }
-  ADD_FAILURE() << "not refused";
-  return "";
-}
 
 TEST_F(Inputs, paths_are_files_folders_and_globs) {
   EXPECT_EQ(files({"a.txt"}), (Names{"a.txt"}));
