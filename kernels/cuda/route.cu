@@ -1,8 +1,5 @@
-// Scores, choice and the counting sort by expert.
-// A block takes 32 tokens, so that "which of my tokens chose expert e" is one word: its population count is
-// the block's count, and the bits below a token's own are its rank. Three launches: the choice with those
-// words, a prefix sum over the blocks of each expert, the rows. Few tokens need the first alone: their blocks
-// are one cluster and read each other's words.
+// Scores, choice and the counting sort by expert (row_sort.cuh). Few tokens need the first of its launches
+// alone: their blocks are one cluster and read each other's words.
 #include <algorithm>
 #include <limits>
 
@@ -11,7 +8,7 @@
 #include "kernels/cuda/fault.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/scan.cuh"
+#include "kernels/cuda/row_sort.cuh"
 #include "kernels/formats/math.h"
 #include "kernels/ops/moe.h"
 #include "kernels/ops/run.h"
@@ -20,10 +17,8 @@ namespace fp4t::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;   // of the second and third launch
 constexpr int kMostWarps = 16;  // of the first
-constexpr int kScanScratch = 32;
-constexpr int kCluster = 8;  // most blocks of a cluster that every GPU with clusters takes
+constexpr int kCluster = 8;     // most blocks of a cluster that every GPU with clusters takes
 
 struct RouteArgs {
   const float *logits, *bias;
@@ -232,19 +227,12 @@ struct Lane<0> {
 // offsets[e], in shared memory: tokens of the experts before e. Block 0 writes the tensor too.
 template <class Count>
 __device__ void expert_offsets(const RouteArgs& a, const Count& count, int32_t* offsets, int* scratch) {
-  int carry = 0;
-  for (int first = 0; first < a.num_experts; first += static_cast<int>(blockDim.x)) {
-    const int e = first + static_cast<int>(threadIdx.x);
-    int total = 0;
-    const int before = block_exclusive_sum(e < a.num_experts ? count(e) : 0, scratch, total);
-    if (e < a.num_experts) {
-      offsets[e] = carry + before;
-      if (blockIdx.x == 0) a.offsets[e] = carry + before;
-    }
-    carry += total;
+  const int total = key_offsets(a.num_experts, count, offsets, scratch);
+  if (blockIdx.x != 0) return;
+  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += static_cast<int>(blockDim.x)) {
+    a.offsets[e] = offsets[e];
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) a.offsets[a.num_experts] = carry;
-  __syncthreads();
+  if (threadIdx.x == 0) a.offsets[a.num_experts] = total;
 }
 
 // Rows of this block's tokens; base(e) is the first row of expert e for this block.
@@ -323,23 +311,7 @@ __global__ void __launch_bounds__(kMostWarps * 32) choose_experts(RouteArgs a) {
       a, [&](int e) { return offsets[e] + before(e, blockIdx.x); }, [&](int e) { return masks[e]; });
 }
 
-// One block an expert.
-__global__ void __launch_bounds__(kThreads) count_before(RouteArgs a) {
-  __shared__ int scratch[kScanScratch];
-  const uint32_t* masks = a.masks + blockIdx.x * a.blocks;
-  int32_t* bases = a.bases + blockIdx.x * a.blocks;
-  int carry = 0;
-  for (int64_t first = 0; first < a.blocks; first += kThreads) {
-    const int64_t b = first + threadIdx.x;
-    int total = 0;
-    const int before = block_exclusive_sum(b < a.blocks ? __popc(masks[b]) : 0, scratch, total);
-    if (b < a.blocks) bases[b] = carry + before;
-    carry += total;
-  }
-  if (threadIdx.x == 0) a.counts[blockIdx.x] = carry;
-}
-
-__global__ void __launch_bounds__(kThreads) place_rows(RouteArgs a) {
+__global__ void __launch_bounds__(kSortThreads) place_rows(RouteArgs a) {
   extern __shared__ int32_t offsets[];
   __shared__ int scratch[kScanScratch];
   expert_offsets(
@@ -442,12 +414,11 @@ void run(Queue& queue, const Route& op) {
                                            : launch_choose<16>;
   choose(c, plan, a);
   if (blocks == 1 || a.together) return;
-  count_before<<<static_cast<unsigned>(num_experts), kThreads, 0, c.stream>>>(a);
-  check_launch(op.kName);
+  count_before(c, op.kName, {a.masks, a.bases, a.counts, num_experts, blocks});
   const int64_t offset_bytes = int64_t{4} * num_experts;
   FP4T_CUDA(cudaFuncSetAttribute(place_rows, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(offset_bytes)));
-  place_rows<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(offset_bytes), c.stream>>>(a);
+  place_rows<<<static_cast<unsigned>(blocks), kSortThreads, static_cast<size_t>(offset_bytes), c.stream>>>(a);
   check_launch(op.kName);
 }
 

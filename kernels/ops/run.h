@@ -4,6 +4,7 @@
 
 #include "kernels/base/queue.h"
 #include "kernels/ops/attention.h"
+#include "kernels/ops/dispatch.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embed.h"
 #include "kernels/ops/gemm.h"

@@ -1,5 +1,5 @@
-// Routing, permutation, combination, embedding and SwiGLU on a GPU: microseconds, and bytes a second over
-// those of a plain copy in the same run.
+// Routing, lists for experts of other ranks, permutation, combination, embedding and SwiGLU on a GPU:
+// microseconds, and bytes a second over those of a plain copy in the same run.
 //   bench_gpu_moe [tokens...]          (8192 and 32768 where none are given; width 2048, 128 experts, top 8)
 // Every op runs as a CUDA graph over rotated sets of tensors, together larger than three times the L2;
 // medians of the repetitions.
@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/base/numeric.h"
@@ -18,6 +20,7 @@
 #include "kernels/cuda/router_cores.h"
 #include "kernels/ops/run.h"
 #include "tests/bench/device_memory.h"
+#include "tests/support/dispatch.h"
 
 namespace fp4t {
 namespace {
@@ -154,6 +157,35 @@ void routing(Bench& b, int64_t tokens) {
   });
 }
 
+// 64 experts on two ranks; a round's lists are those of all visits, found by their rows.
+void dispatch(Bench& b, int64_t tokens) {
+  std::mt19937_64 engine(3);
+  const double t = static_cast<double>(tokens);
+  for (int64_t chunks : {1, 8}) {
+    const ExpertSplit split{64, 2, chunks};
+    std::vector<int32_t> choices = test::random_choices(engine, tokens, kTopK, split.experts, false);
+    const auto lists = [&](Memory& p) {
+      test::DispatchTensors list(p, split, tokens, kTopK);
+      list.experts = p.i32(choices).reshape({tokens, kTopK});
+      return list;
+    };
+    const std::string cut = chunks == 1 ? "" : ", " + std::to_string(chunks) + " chunks";
+    const double visits = t * (kTopK + 2 * 4) * 4;  // two ranks of a token, in four lists
+    b.op(("dispatch_tokens" + cut).c_str(), tokens, visits, [&](Memory& p) { return lists(p).all(0); });
+    b.op(("dispatch, a round" + cut).c_str(), tokens, visits,
+         [&](Memory& p) { return lists(p).window(0, tokens * kTopK, 0); });
+    test::bring_to(0, split, kTopK, engine, choices);
+    const int64_t rows = test::rows_on(0, split, choices);
+    const double guests = t * (3 * kTopK + 1) * 4 + static_cast<double>(rows) * 8;
+    b.op(("place_guests" + cut).c_str(), tokens, guests, [&](Memory& p) {
+      test::GuestTensors list(p, split, 0, tokens, kTopK, rows);
+      list.choices = p.i32(choices).reshape({tokens, kTopK});
+      list.come_from = p.i32({static_cast<int32_t>(tokens / 2), static_cast<int32_t>(tokens - tokens / 2)});
+      return list.place();
+    });
+  }
+}
+
 // The two tilings of the router's logits, where they meet.
 void router_cores(Bench& b) {
   for (int64_t tokens : {1, 16, 64, 256, 512, 1024, 2048, 4096}) {
@@ -242,6 +274,7 @@ int bench(int argc, char** argv) {
   router_cores(b);
   for (int64_t tokens : sizes) {
     routing(b, tokens);
+    dispatch(b, tokens);
     rows(b, tokens);
     swiglu(b, tokens);
   }
