@@ -111,17 +111,18 @@ constexpr int kStages = 2;
 template <class T>
 struct LeafStages {
   static constexpr int kLaneBytes = kVector * static_cast<int>(sizeof(T));
-  static constexpr int kStageBytes = kLeaves * 32 * kLaneBytes;
-  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+  // Of a warp, with room for so many leaves.
+  static __host__ __device__ int stage_bytes(int leaves) { return leaves * 32 * kLaneBytes; }
 
   const T* y;
   int64_t width;
   int count, lane;
   int32_t row;  // this lane's leaf's
   char* memory;
+  int stage_size;
 
   __device__ char* place(int stage, int leaf, int part) const {
-    return memory + stage * kStageBytes + leaf * 32 * kLaneBytes + part * 512 + lane * 16;
+    return memory + stage * stage_size + leaf * 32 * kLaneBytes + part * 512 + lane * 16;
   }
   __device__ void load(int stage, int64_t column) const {
 #pragma unroll
@@ -159,12 +160,14 @@ __global__ void __launch_bounds__(kThreads, 2) combine(CombineArgs a) {
   Leaf leaf{};
   if (!load_leaf(a, token, lane, leaf)) return;
   const int count = keep_present(a, lane, leaf);
+  const int stage_size = LeafStages<T>::stage_bytes(a.top_k);
   const LeafStages<T> leaves{static_cast<const T*>(a.y),
                              a.width,
                              count,
                              lane,
                              leaf.row,
-                             shared + threadIdx.x / 32 * (kStages * LeafStages<T>::kStageBytes)};
+                             shared + static_cast<int>(threadIdx.x) / 32 * kStages * stage_size,
+                             stage_size};
   const int64_t stride = int64_t{a.segments} * kColumns;
   int64_t c = warp % a.segments * kColumns + lane * kVector;
 #pragma unroll
@@ -337,10 +340,10 @@ void launch_combine(Queue& queue, CombineArgs a, bool vectors) {
   const int64_t most = ceil_div(a.width, kColumns), wanted = int64_t{c.sm_count} * 16;
   a.segments = static_cast<int>(std::clamp<int64_t>(ceil_div(wanted, a.tokens), 1, most));
   const int64_t blocks = ceil_div(a.tokens * a.segments, kWarps);
-  FP4T_CUDA(
-      cudaFuncSetAttribute(combine<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, LeafStages<T>::kBytes));
-  launch_early(queue, CombineExperts::kName, combine<T>, dim3(static_cast<unsigned>(blocks)), kThreads,
-               LeafStages<T>::kBytes, a);
+  const int bytes = kWarps * kStages * LeafStages<T>::stage_bytes(a.top_k);
+  FP4T_CUDA(cudaFuncSetAttribute(combine<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  launch_early(queue, CombineExperts::kName, combine<T>, dim3(static_cast<unsigned>(blocks)), kThreads, bytes,
+               a);
 }
 
 }  // namespace

@@ -14,11 +14,12 @@ namespace fp4t::cuda {
 
 namespace {
 
-constexpr int kPairs = 128;                 // of a block, and its threads
-constexpr int kTileBytes = 256;             // of a row, at a time
-constexpr int kRowBytes = kTileBytes + 16;  // in shared memory: 16-byte reads of 8 rows meet no conflict
-constexpr int kChunks = kTileBytes / 16;    // of a row of a tile
+constexpr int kPairs = 128;  // of a block, and its threads
 constexpr int kStages = 2;
+// kTile bytes of a row at a time: of as many rows of dout as of y, half, so that several blocks fit together.
+constexpr int kWideTile = 256, kNarrowTile = 128;
+template <int kTile>
+constexpr int kRowBytes = kTile + 16;  // in shared memory: 16-byte reads of 8 rows meet no conflict
 
 struct CombineGradArgs {
   const void *dout, *y;
@@ -57,24 +58,25 @@ struct Rows {
 };
 
 // `count` rows of columns [first, first + n) into `tile`; row(i) is the global row, negative for none.
-template <class T, bool kVectors, class Row>
+template <class T, bool kVectors, int kTile, class Row>
 __device__ void load_tile(char* tile, const T* from, int count, int64_t width, int64_t first, int n,
                           const Row& row) {
   if constexpr (kVectors) {
+    constexpr int kChunks = kTile / 16;
     for (int i = static_cast<int>(threadIdx.x); i < count * kChunks; i += kPairs) {
       const int64_t r = row(i / kChunks);
       const int c = i % kChunks;
       if (r < 0 || c * kPer16<T> >= n) continue;
-      cp_async16(shared_address(tile + i / kChunks * kRowBytes + 16 * c),
+      cp_async16(shared_address(tile + i / kChunks * kRowBytes<kTile> + 16 * c),
                  from + r * width + first + c * kPer16<T>, 16);
     }
   } else {
-    constexpr int kColumns = kTileBytes / static_cast<int>(sizeof(T));
+    constexpr int kColumns = kTile / static_cast<int>(sizeof(T));
     for (int i = static_cast<int>(threadIdx.x); i < count * kColumns; i += kPairs) {
       const int64_t r = row(i / kColumns);
       const int c = i % kColumns;
       if (r < 0 || c >= n) continue;
-      reinterpret_cast<T*>(tile + i / kColumns * kRowBytes)[c] = from[r * width + first + c];
+      reinterpret_cast<T*>(tile + i / kColumns * kRowBytes<kTile>)[c] = from[r * width + first + c];
     }
   }
 }
@@ -98,15 +100,15 @@ __device__ float add_products(const char* grad, const char* y, int n, float sum)
 }
 
 // dy of a tile.
-template <class T, bool kVectors>
+template <class T, bool kVectors, int kTile>
 __device__ void store_scaled(const char* dout, const Rows& rows, T* dy, int64_t width, int64_t first, int n) {
   constexpr int kStep = kVectors ? kPer16<T> : 1;
-  constexpr int kColumns = kTileBytes / static_cast<int>(sizeof(T)) / kStep;
+  constexpr int kColumns = kTile / static_cast<int>(sizeof(T)) / kStep;
   for (int i = static_cast<int>(threadIdx.x); i < kPairs * kColumns; i += kPairs) {
     const int p = i / kColumns, c = i % kColumns * kStep;
     const int64_t row = rows.row[p];
     if (row < 0 || c >= n) continue;
-    const char* grad = dout + rows.token[p] * kRowBytes;
+    const char* grad = dout + rows.token[p] * kRowBytes<kTile>;
     if constexpr (kVectors) {
       float g[kPer16<T>];
       unpack16(grad + c * static_cast<int>(sizeof(T)), g, T{});
@@ -119,11 +121,11 @@ __device__ void store_scaled(const char* dout, const Rows& rows, T* dy, int64_t 
   }
 }
 
-template <class T, bool kVectors>
+template <class T, bool kVectors, int kTile>
 __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ Rows rows;
-  constexpr int kColumns = kTileBytes / static_cast<int>(sizeof(T));
+  constexpr int kColumns = kTile / static_cast<int>(sizeof(T));
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t first_pair = int64_t{blockIdx.x} * kPairs, first_token = first_pair / a.top_k;
   const int64_t pair = first_pair + thread;
@@ -152,16 +154,16 @@ __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
   __syncthreads();
 
   const T *dout = static_cast<const T*>(a.dout), *y = static_cast<const T*>(a.y);
-  const int stage_bytes = (kPairs + a.dout_rows) * kRowBytes;
+  const int stage_bytes = (kPairs + a.dout_rows) * kRowBytes<kTile>;
   const auto load = [&](int64_t tile) {
     char* stage = shared + tile % kStages * stage_bytes;
     const int64_t first = tile * kColumns;
     if (first < a.width) {
       const int n = static_cast<int>(a.width - first < kColumns ? a.width - first : kColumns);
-      load_tile<T, kVectors>(stage, y, kPairs, a.width, first, n,
-                             [&](int i) { return int64_t{rows.row[i]}; });
-      load_tile<T, kVectors>(stage + kPairs * kRowBytes, dout, tokens, a.width, first, n,
-                             [&](int i) { return int64_t{rows.grad[i]}; });
+      load_tile<T, kVectors, kTile>(stage, y, kPairs, a.width, first, n,
+                                    [&](int i) { return int64_t{rows.row[i]}; });
+      load_tile<T, kVectors, kTile>(stage + kPairs * kRowBytes<kTile>, dout, tokens, a.width, first, n,
+                                    [&](int i) { return int64_t{rows.grad[i]}; });
     }
     cp_async_commit();
   };
@@ -173,26 +175,33 @@ __global__ void __launch_bounds__(kPairs) combine_gradient(CombineGradArgs a) {
     cp_async_wait<1>();
     __syncthreads();
     const char* stage = shared + tile % kStages * stage_bytes;
-    const char* grads = stage + kPairs * kRowBytes;
+    const char* grads = stage + kPairs * kRowBytes<kTile>;
     const int64_t first = tile * kColumns;
     const int n = static_cast<int>(a.width - first < kColumns ? a.width - first : kColumns);
-    store_scaled<T, kVectors>(grads, rows, static_cast<T*>(a.dy), a.width, first, n);
+    store_scaled<T, kVectors, kTile>(grads, rows, static_cast<T*>(a.dy), a.width, first, n);
     if (owner) {
-      sum = add_products<T>(grads + rows.token[thread] * kRowBytes, stage + thread * kRowBytes, n, sum);
+      sum = add_products<T>(grads + rows.token[thread] * kRowBytes<kTile>, stage + thread * kRowBytes<kTile>,
+                            n, sum);
     }
     __syncthreads();  // the stage is loaded again
   }
   if (owner) a.dgates[pair] = sum;
 }
 
+template <class T, bool kVectors, int kTile>
+void launch_tile(Queue& queue, const CombineGradArgs& a) {
+  const int bytes = kStages * (kPairs + a.dout_rows) * kRowBytes<kTile>;
+  FP4T_CUDA(cudaFuncSetAttribute(combine_gradient<T, kVectors, kTile>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  combine_gradient<T, kVectors, kTile><<<static_cast<unsigned>(ceil_div(a.pairs, kPairs)), kPairs,
+                                         static_cast<size_t>(bytes), stream_of(queue)>>>(a);
+  check_launch(CombineExpertsBackward::kName);
+}
+
 template <class T, bool kVectors>
 void launch(Queue& queue, const CombineGradArgs& a) {
-  const int bytes = kStages * (kPairs + a.dout_rows) * kRowBytes;
-  FP4T_CUDA(cudaFuncSetAttribute(combine_gradient<T, kVectors>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 bytes));
-  combine_gradient<T, kVectors><<<static_cast<unsigned>(ceil_div(a.pairs, kPairs)), kPairs,
-                                  static_cast<size_t>(bytes), stream_of(queue)>>>(a);
-  check_launch(CombineExpertsBackward::kName);
+  if (a.dout_rows < kPairs) return launch_tile<T, kVectors, kWideTile>(queue, a);
+  launch_tile<T, kVectors, kNarrowTile>(queue, a);
 }
 
 }  // namespace
