@@ -2,12 +2,13 @@
 """Several GPUs of one host over one: tokens a second at the same work a GPU, and how much of a step ranks wait.
 
     scripts/bench/ranks.py --build build-gpu [--gpus N] [--recipe q6] [--steps 8] [--layouts one,data,expert,zero3]
-                           [--tokens N] [--set KEY=VALUE ...] [--out ranks.json] [--links]
+                           [--tokens N] [--skip N] [--set KEY=VALUE ...] [--out ranks.json] [--links]
 
 Trains the recipe of configs/bench on one GPU and on N, with N times the tokens, and times its steps by their console
-lines; every run is killed after the last (a clean end would write a checkpoint). --links also prints the rates of the
-communicator beside those that nccl_ceilings.py reaches (needs python3 with PyTorch, and test_gpu_ranks_comm). With
-parallel.transport=host, ranks may share a GPU: that tries the script out, and measures nothing else.
+lines, the first ones not (--skip); every run is killed after the last (a clean end would write a checkpoint). --links
+also prints the rates of the communicator beside those that nccl_ceilings.py reaches (needs python3 with PyTorch, and
+test_gpu_ranks_comm). With parallel.transport=host, ranks may share a GPU: that tries the script out, and measures
+nothing else.
 """
 import argparse
 import contextlib
@@ -79,22 +80,24 @@ def run(options, layout):
         times, losses, exposed, lines = [], [], [], []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               start_new_session=True) as process:
-            for line in process.stdout:
-                lines.append(line)
-                match = STEP.search(line)
-                if not match:
-                    continue
-                times.append(time.monotonic())
-                losses.append(float(match[2]))
-                exposed.append(float(match[3] or 0))
-                if len(times) == options.steps:
-                    break
-            end(process)
+            try:
+                for line in process.stdout:
+                    lines.append(line)
+                    match = STEP.search(line)
+                    if not match:
+                        continue
+                    times.append(time.monotonic())
+                    losses.append(float(match[2]))
+                    exposed.append(float(match[3] or 0))
+                    if len(times) == options.steps:
+                        break
+            finally:
+                end(process)
     if len(times) < options.steps:
         raise SystemExit(f"{layout}: {len(times)} of {options.steps} steps\n" + "".join(lines[-20:]))
-    seconds = statistics.median(b - a for a, b in zip(times[1:], times[2:]))
+    seconds = statistics.median(b - a for a, b in zip(times[options.skip - 1:], times[options.skip:]))
     return {"layout": layout, "ranks": ranks, "tokens": tokens, "step_s": seconds, "tokens_per_s": tokens / seconds,
-            "exposed_percent": statistics.median(exposed[2:]), "losses": losses}
+            "exposed_percent": statistics.median(exposed[options.skip:]), "losses": losses}
 
 
 def rates(text):
@@ -121,14 +124,15 @@ def main():
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--recipe", default="q6")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--skip", type=int, default=2, help="steps that are not timed, at first")
     parser.add_argument("--tokens", type=int, help="a step and GPU, instead of the recipe's")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--links", action="store_true")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
-    if options.steps < 4:
-        parser.error("--steps: at least 4, the first two are not timed")
+    if options.skip < 2 or options.steps < options.skip + 2:
+        parser.error("--skip: at least 2; --steps: at least 2 more")
     rows, one = [], None
     for layout in options.layouts.split(","):
         row = run(options, layout)
