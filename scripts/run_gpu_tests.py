@@ -34,6 +34,7 @@ THINNED = [(r"GpuQuantize\.(every|non_finite|ragged|equal_groups|old_scales)|Gpu
            (r"GpuAttentionCached\.cached_rows", 8), (r"GpuAttentionCached\.appending", 4),
            (r"GpuEmbed\.embeddings_and|Gpu(Norm|QkNormRope)\.forward_and_backward", 3),
            (r"GpuGemmCodes\.codes_on_both|GpuAdamWStep\.equals", 8), (r"GpuGemm\.fp32|GpuLoss\.(forward|backward)_f", 6),
+           (r"GpuDispatch\.", 8),
            (r"GpuMoe\.gradients|GpuRouting\.(routes_are|statistics)|GpuSample\.(tokens_are_the_cpus$|log_probs)", 4)]
 
 

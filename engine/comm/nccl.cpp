@@ -87,7 +87,7 @@ class Nccl : public DeviceCommunicator {
 
   std::unique_ptr<PendingCall> begin_exchange(const std::vector<Part>& send,
                                               const std::vector<Part>& receive) override {
-    enqueue("exchange", [&] {
+    const auto pass_on = [&] {
       for (const Part& p : receive) {
         if (p.rank == rank() || p.bytes == 0) continue;
         expect(ncclRecv(p.data, static_cast<size_t>(p.bytes), ncclInt8, p.rank, comm_, wire_), "ncclRecv");
@@ -96,9 +96,11 @@ class Nccl : public DeviceCommunicator {
         if (p.rank == rank() || p.bytes == 0) continue;
         expect(ncclSend(p.data, static_cast<size_t>(p.bytes), ncclInt8, p.rank, comm_, wire_), "ncclSend");
       }
+    };
+    enqueue("exchange", pass_on, [&] {
+      copy_own_parts(rank(), send, receive,
+                     [this](void* to, const void* from, int64_t bytes) { queue().copy(to, from, bytes); });
     });
-    copy_own_parts(rank(), send, receive,
-                   [this](void* to, const void* from, int64_t bytes) { queue().copy(to, from, bytes); });
     return std::make_unique<Done>();
   }
 
@@ -173,7 +175,9 @@ class Nccl : public DeviceCommunicator {
     }
   }
 
-  void enqueue(const char* name, const std::function<void()>& body) {
+  // `beside`: what the queue does while NCCL's kernels run.
+  void enqueue(const char* name, const std::function<void()>& body,
+               const std::function<void()>& beside = {}) {
     const std::lock_guard lock(mutex_);
     throw_failure();
     limit_ = timeout();
@@ -181,6 +185,7 @@ class Nccl : public DeviceCommunicator {
     try {
       check_cuda(cudaEventRecord(call.ready, stream_), "cudaEventRecord");
       check_cuda(cudaStreamWaitEvent(wire_, call.ready), "cudaStreamWaitEvent");
+      if (beside) beside();
       expect(ncclGroupStart(), "ncclGroupStart");
       try {
         body();

@@ -85,7 +85,7 @@ void Block::forward(const Call& call, const TensorView& x, LayerActs& acts, cons
   }
   if (exchange_.spreads()) {
     exchange_.finish();
-    return sum_over_ranks(call, t, t.returned, s.shared_out, acts.middle, out);
+    return sum_over_ranks(call, acts, t.returned, s.shared_out, acts.middle, out);
   }
   run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,

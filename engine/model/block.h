@@ -37,7 +37,9 @@ class Block {
                const TensorView& out);
 
   // `s.dstream` holds the gradient of the block's output and gets that of its input. Consumes `acts`.
-  void backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s);
+  // `meanwhile`, where there is one: what else travels, begun once when nothing of this block is on its way.
+  void backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s,
+                const std::function<void()>& meanwhile = {});
 
   std::vector<Linear*> linears() const;
 
@@ -55,46 +57,48 @@ class Block {
   void route(const Call& call, LayerActs& acts);
 
   void dense_backward(const Call& call, LayerActs& acts, const StreamScratch& s);
-  void moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s);
+  void moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s,
+                    const std::function<void()>& meanwhile);
   void local_experts_backward(const Call& call, LayerActs& acts, const TensorView& dout, const FfnScratch& f);
   void router_backward(const Call& call, const LayerActs& acts, const FfnScratch& f);
   void attention_backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s);
 
   // Experts that are spread over ranks (block_experts.cpp).
   // Chunk by chunk: those whose experts compute now.
-  struct Chunk {
-    int64_t index, first_row, rows;  // of the experts
-    int64_t first_came, came;        // guests that come with it, in the order in which they came
-    int64_t first_leaving, leaving;  // that leave with it, in that order
+  struct Chunk : Trip::Chunk {
     TensorView offsets;
+    const int32_t* bounds;  // of the round
   };
-  Chunk chunk_of(const LayerActs& acts, int64_t index) const;
+  Chunk chunk_of(const Trip::Round& round, const LayerActs& acts, size_t index) const;
   // The call of a chunk's experts.
   Call serving(const Call& call, const Chunk& chunk) const;
   // Begins to bring a round's tokens here, and finds their rows.
-  void receive(const Call& call, Trip::Round& round, LayerActs& acts, const TripScratch& t,
+  void receive(const Call& call, const Trip::Round& round, LayerActs& acts, const TripScratch& t,
                const DispatchScratch& q);
   // Rows that go to experts as codes, where the table says so, and what arrived as values.
   void encode(const Call& call, const TensorView& x, const QuantView& codes) const;
   void decode(const Call& call, const QuantView& codes, const TensorView& out) const;
   void permute_guests(const Call& call, const Chunk& chunk, const LayerActs& acts);
   // Of every chunk, what its experts make of the guests, once these are there; and `then`.
-  void serve_round(const Call& call, LayerActs& acts, const DispatchScratch& q,
+  void serve_round(const Call& call, const Trip::Round& round, LayerActs& acts, const DispatchScratch& q,
                    const std::function<void(const Chunk&)>& then);
   void serve(const Call& call, const Chunk& chunk, LayerActs& acts);
+  // `then`: once the gradients of the chunk's rows are there, before those of the weights that they are
+  // waited for beside.
   void serve_backward(const Call& call, const Chunk& chunk, LayerActs& acts, const FfnScratch& f,
-                      const TripScratch& t);
+                      const TripScratch& t, const std::function<void()>& then);
+  // What the chunk's guests take back with them: gradients of their rows and gates.
+  void sum_gradients(const Call& call, const Chunk& chunk, const LayerActs& acts, const TripScratch& t);
   void sum_here(const Call& call, const Chunk& chunk, const LayerActs& acts, const TensorView& gates,
                 const TensorView& out);
-  void sum_over_ranks(const Call& call, const TripScratch& t, const TensorView& returned,
+  TensorView leaving_gates(const Call& call, const Chunk& chunk, const LayerActs& acts, const TripScratch& t);
+  void sum_over_ranks(const Call& call, const LayerActs& acts, const TensorView& returned,
                       const TensorView& shared, const TensorView& residual, const TensorView& out);
-  void upload_places(const Call& call, const TripScratch& t);
-  void upload_sent(const Call& call, const TripScratch& t);
   // Leaves in `t`, after exchange_.finish(), what the experts of all ranks made of this rank's tokens.
   void spread_forward(const Call& call, LayerActs& acts, const TripScratch& t);
   // Likewise of the gradient `dout` of the combination.
   void spread_backward(const Call& call, LayerActs& acts, const TensorView& dout, const FfnScratch& f,
-                       const TripScratch& t);
+                       const TripScratch& t, std::function<void()> meanwhile);
   void swiglu_backward(const Call& call, const TensorView& gate_up, const TensorView& dout) const;
 
   const ModelSpec& model_;
@@ -107,7 +111,6 @@ class Block {
   BlockLinears linears_;
   ExpertExchange& exchange_;
   ExpertExchange::Begun begun_;  // of the last forward
-  GuestRows placed_;             // of its last round
 };
 
 }  // namespace fp4t

@@ -11,16 +11,19 @@ void linear_backward(const Call& call, Linear& linear, const TensorView& x, cons
 }
 }  // namespace
 
-void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s) {
+void Block::backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s,
+                     const std::function<void()>& meanwhile) {
+  if (meanwhile && !(is_moe_ && exchange_.spreads())) meanwhile();
   if (call.tokens == 0) {
     if (!is_moe_ || !exchange_.spreads()) return;
     ScratchScope scope(call.scratch);
     const FfnScratch f = take_ffn_scratch(call.dims, true, 0, ArenaTake{call.scratch});
-    spread_backward(call, acts, s.dstream, f, take_trip_scratch(call.dims, 0, true, ArenaTake{call.scratch}));
+    spread_backward(call, acts, s.dstream, f, take_trip_scratch(call.dims, 0, true, ArenaTake{call.scratch}),
+                    meanwhile);
     return exchange_.finish();
   }
   if (is_moe_) {
-    moe_backward(call, acts, s);
+    moe_backward(call, acts, s, meanwhile);
   } else {
     dense_backward(call, acts, s);
   }
@@ -92,12 +95,13 @@ void Block::local_experts_backward(const Call& call, LayerActs& acts, const Tens
                   acts.expert_rows);
 }
 
-void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s) {
+void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch& s,
+                         const std::function<void()>& meanwhile) {
   ScratchScope scope(call.scratch);
   const FfnScratch f = take_ffn_scratch(call.dims, true, call.tokens, ArenaTake{call.scratch});
   const TripScratch t = take_trip_scratch(call.dims, call.tokens, true, ArenaTake{call.scratch});
   if (exchange_.spreads()) {
-    spread_backward(call, acts, s.dstream, f, t);
+    spread_backward(call, acts, s.dstream, f, t, meanwhile);
   } else {
     local_experts_backward(call, acts, s.dstream, f);
   }
@@ -109,10 +113,10 @@ void Block::moe_backward(const Call& call, LayerActs& acts, const StreamScratch&
   if (exchange_.spreads()) {
     exchange_.finish();
     // Of every gate one rank has the gradient, the others 0.
-    sum_over_ranks(call, t, t.returned_dgates, {}, {}, f.dgates);
+    sum_over_ranks(call, acts, t.returned_dgates, {}, {}, f.dgates);
   }
   router_backward(call, acts, f);
-  if (exchange_.spreads()) return sum_over_ranks(call, t, t.returned, f.dshared, f.drouter_in, s.dnorm);
+  if (exchange_.spreads()) return sum_over_ranks(call, acts, t.returned, f.dshared, f.drouter_in, s.dnorm);
   // Experts, shared expert and router meet before the norm: one sum in FP32, rounded once.
   run(call.queue, CombineExperts{.y = acts.expert_rows,
                                  .row_of = acts.row_of,

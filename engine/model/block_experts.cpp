@@ -1,7 +1,7 @@
 // A layer's experts where they are spread over ranks: every rank serves the tokens that come to its experts,
 // its own among them, whether it has tokens itself or not. Forward: rows go out, FP32 partial sums come back.
 // Backward mirrors it: gradients of the sums go out, gradients of the rows come back, and of the gates.
-#include <numeric>
+#include <utility>
 
 #include "engine/model/block.h"
 #include "kernels/ops/run.h"
@@ -59,34 +59,18 @@ void Block::decode(const Call& call, const QuantView& codes, const TensorView& o
                              .inexact = {}});
 }
 
-Block::Chunk Block::chunk_of(const LayerActs& acts, int64_t index) const {
-  const auto sum = [](const std::vector<int64_t>& list) {
-    return std::accumulate(list.begin(), list.end(), int64_t{0});
-  };
-  Chunk c{};
-  c.index = index;
-  for (int64_t i = 0; i < index; ++i) {
-    const GuestRows::Chunk& before = placed_.chunks[static_cast<size_t>(i)];
-    c.first_came += sum(before.come);
-    c.first_leaving += sum(before.leave);
-  }
-  const GuestRows::Chunk& chunk = placed_.chunks[static_cast<size_t>(index)];
-  c.first_row = chunk.first_row;
-  c.rows = chunk.rows;
-  c.came = sum(chunk.come);
-  c.leaving = sum(chunk.leave);
-  c.offsets = acts.expert_offsets.rows(chunk.first_expert + index, chunk.experts + 1);
-  return c;
+Block::Chunk Block::chunk_of(const Trip::Round& round, const LayerActs& acts, size_t index) const {
+  const Trip::Chunk& c = round.chunks[index];
+  return {c, acts.expert_offsets.rows(c.first_expert + c.index, c.experts + 1), round.bounds.data()};
 }
 
 Call Block::serving(const Call& call, const Chunk& chunk) const {
-  const GuestRows::Chunk& c = placed_.chunks[static_cast<size_t>(chunk.index)];
   Call of_chunk = call_of(call, call.pass, call.counting);
-  of_chunk.experts = {c.first_expert, c.experts, placed_.bounds.data()};
+  of_chunk.experts = {chunk.first_expert, chunk.experts, chunk.bounds};
   return of_chunk;
 }
 
-void Block::receive(const Call& call, Trip::Round& round, LayerActs& acts, const TripScratch& t,
+void Block::receive(const Call& call, const Trip::Round& round, LayerActs& acts, const TripScratch& t,
                     const DispatchScratch& q) {
   std::vector<ExpertExchange::Field> fields;
   if (q.own.spec.quantised()) {
@@ -99,20 +83,9 @@ void Block::receive(const Call& call, Trip::Round& round, LayerActs& acts, const
   } else {
     fields.push_back({acts.mlp_in, t.sent, acts.guests});
   }
-  fields.push_back({acts.gates, t.sent_choices, acts.guest_gates});
-  exchange_.bring(round, fields, t.sent_tokens);
-  placed_ = exchange_.bring_choices(begun_, round, static_cast<int32_t>(call.dims.receive_rows));
-  const auto upload = [&](const std::vector<int32_t>& list, const TensorView& to) {
-    FP4T_CHECK(static_cast<int64_t>(list.size()) <= to.elements(), list.size(), " entries, room for ",
-               to.elements());
-    call.queue.upload(to.data, list.data(), static_cast<int64_t>(list.size()) * 4);
-  };
-  upload(placed_.experts, acts.guest_experts);
-  upload(placed_.row_of, acts.guest_row_of);
-  upload(placed_.offsets, acts.expert_offsets);
-  upload(placed_.guest_of, acts.guest_of);
-  upload(placed_.choice_of, acts.guest_choice);
-  upload(placed_.leaving, t.leaving);
+  fields.push_back({acts.gates, t.sent_gates, acts.guest_gates});
+  exchange_.bring(round, fields, acts.sent, {acts.experts, t.asked_experts, t.guest_experts}, acts.asked);
+  exchange_.place(begun_.trip, round, acts, t, call.dims.receive_rows);
 }
 
 void Block::permute_guests(const Call& call, const Chunk& chunk, const LayerActs& acts) {
@@ -149,11 +122,11 @@ void Block::sum_here(const Call& call, const Chunk& chunk, const LayerActs& acts
 }
 
 // The root of the tree: sums over ranks of what came back, and the addends.
-void Block::sum_over_ranks(const Call& call, const TripScratch& t, const TensorView& returned,
+void Block::sum_over_ranks(const Call& call, const LayerActs& acts, const TensorView& returned,
                            const TensorView& shared, const TensorView& residual, const TensorView& out) {
   run(call.queue, CombineExperts{.y = returned,
-                                 .row_of = t.place_of,
-                                 .experts = t.rank_of,
+                                 .row_of = acts.place_of,
+                                 .experts = acts.rank_of,
                                  .gates = {},
                                  .num_experts = call.dims.expert_ranks,
                                  .shared = shared,
@@ -162,22 +135,11 @@ void Block::sum_over_ranks(const Call& call, const TripScratch& t, const TensorV
                                  .partial = true});
 }
 
-void Block::upload_places(const Call& call, const TripScratch& t) {
-  const Trip& trip = begun_.trip;
-  call.queue.upload(t.place_of.data, trip.place_of.data(), t.place_of.bytes());
-  call.queue.upload(t.rank_of.data, trip.rank_of.data(), t.rank_of.bytes());
-}
-
-void Block::upload_sent(const Call& call, const TripScratch& t) {
-  const std::vector<int32_t>& sent = begun_.trip.sent;
-  call.queue.upload(t.sent_tokens.data, sent.data(), static_cast<int64_t>(sent.size() * sizeof(int32_t)));
-}
-
-void Block::serve_round(const Call& call, LayerActs& acts, const DispatchScratch& q,
+void Block::serve_round(const Call& call, const Trip::Round& round, LayerActs& acts, const DispatchScratch& q,
                         const std::function<void(const Chunk&)>& then) {
-  for (int64_t i = 0; i < begun_.chunks; ++i) {
-    const Chunk chunk = chunk_of(acts, i);
-    exchange_.await(i);
+  for (size_t i = 0; i < round.chunks.size(); ++i) {
+    const Chunk chunk = chunk_of(round, acts, i);
+    exchange_.await(chunk.index);
     if (q.own.spec.quantised() && chunk.came > 0) {
       decode(call, code_rows(q.guests, chunk.first_came, chunk.came),
              acts.guests.rows(chunk.first_came, chunk.came));
@@ -187,33 +149,38 @@ void Block::serve_round(const Call& call, LayerActs& acts, const DispatchScratch
   }
 }
 
+// The guests' gates in the order in which they leave.
+TensorView Block::leaving_gates(const Call& call, const Chunk& chunk, const LayerActs& acts,
+                                const TripScratch& t) {
+  if (begun_.trip.split.chunks == 1) return acts.guest_gates;  // as they came
+  run(call.queue, PermuteRows{.x = acts.guest_gates,
+                              .token_of = t.leaving.rows(chunk.first_leaving, chunk.leaving),
+                              .out = t.leaving_gates.rows(chunk.first_leaving, chunk.leaving)});
+  return t.leaving_gates;
+}
+
 void Block::spread_forward(const Call& call, LayerActs& acts, const TripScratch& t) {
-  begun_ = exchange_.begin(acts.experts, call.pass.sample_id);
-  upload_sent(call, t);
+  begun_ = exchange_.begin(acts, t, call.pass.sample_id);
   const Pass pass = pass_of(call, begun_.sample_id);
   const Call serving = call_of(call, pass, call.counting);
   const DispatchScratch q =
       take_dispatch_scratch(call.dims, pass.forward->dispatch, call.tokens, ArenaTake{call.scratch});
   if (q.own.rows > 0) encode(call, acts.mlp_in, q.own);
-  for (Trip::Round& round : begun_.trip.rounds) {
+  for (const Trip::Round& round : begun_.trip.rounds) {
     exchange_.finish();  // of the round before
     receive(call, round, acts, t, q);
-    serve_round(serving, acts, q, [&](const Chunk& chunk) {
+    serve_round(serving, round, acts, q, [&](const Chunk& chunk) {
       if (chunk.leaving > 0) {
-        const TensorView order = t.leaving.rows(chunk.first_leaving, chunk.leaving),
-                         gates = t.leaving_gates.rows(chunk.first_leaving, chunk.leaving);
-        run(call.queue, PermuteRows{.x = acts.guest_gates, .token_of = order, .out = gates});
-        sum_here(serving, chunk, acts, t.leaving_gates, t.partial);
+        sum_here(serving, chunk, acts, leaving_gates(call, chunk, acts, t), t.partial);
       }
       exchange_.bring_back(round, chunk.index, {{t.partial, t.returned}});
     });
   }
-  upload_places(call, t);
 }
 
 // Gradients of the chunk's experts and of what they were given.
 void Block::serve_backward(const Call& call, const Chunk& chunk, LayerActs& acts, const FfnScratch& f,
-                           const TripScratch& t) {
+                           const TripScratch& t, const std::function<void()>& then) {
   const auto rows = [&](const TensorView& v) { return v.rows(chunk.first_row, chunk.rows); };
   const Call of_chunk = serving(call, chunk);
   run(call.queue,
@@ -229,46 +196,69 @@ void Block::serve_backward(const Call& call, const Chunk& chunk, LayerActs& acts
   linears_.down->backward(of_chunk, rows(acts.hidden), codes_of(acts, *linears_.down), rows(acts.expert_rows),
                           chunk.offsets, rows(f.dhidden));
   swiglu_backward(call, rows(acts.gate_up), rows(f.dhidden));
-  if (codes_of(acts, *linears_.gate_up).wgrad.empty()) permute_guests(call, chunk, acts);
-  linears_.gate_up->backward(of_chunk, rows(acts.expert_rows), codes_of(acts, *linears_.gate_up),
-                             rows(acts.gate_up), chunk.offsets, rows(acts.expert_rows));
+  // expert_rows get the rows' gradients, and are given the rows again for the weights'. Where a later chunk
+  // has yet to sum these gradients, the weights' come first.
+  const KeptCodes& codes = codes_of(acts, *linears_.gate_up);
+  const auto give_rows = [&] {
+    if (codes.wgrad.empty()) permute_guests(call, chunk, acts);
+  };
+  if (chunk.index + 1 < begun_.trip.split.chunks && codes.wgrad.empty()) {
+    give_rows();
+    linears_.gate_up->backward(of_chunk, rows(acts.expert_rows), codes, rows(acts.gate_up), chunk.offsets,
+                               rows(acts.expert_rows));
+    return then();
+  }
+  const auto between = [&] {
+    then();
+    give_rows();
+  };
+  linears_.gate_up->backward_dx_first(of_chunk, rows(acts.expert_rows), codes, rows(acts.gate_up),
+                                      chunk.offsets, rows(acts.expert_rows), between);
+}
+
+void Block::sum_gradients(const Call& call, const Chunk& chunk, const LayerActs& acts, const TripScratch& t) {
+  sum_here(call, chunk, acts, {}, t.partial);
+  const TensorView rows = acts.guest_row_of.rows(chunk.first_leaving, chunk.leaving),
+                   dgates = t.guest_dgates.rows(chunk.first_leaving, chunk.leaving);
+  run(call.queue,
+      PermuteRows{.x = t.row_dgates, .token_of = rows.reshape({rows.elements()}), .out = column(dgates)});
 }
 
 void Block::spread_backward(const Call& call, LayerActs& acts, const TensorView& dout, const FfnScratch& f,
-                            const TripScratch& t) {
+                            const TripScratch& t, std::function<void()> meanwhile) {
   const Pass pass = pass_of(call, begun_.sample_id);
   const Call serving = call_of(call, pass, call.counting), again = call_of(call, pass, false);
-  Trip& trip = begun_.trip;
+  const Trip& trip = begun_.trip;
   const bool several = trip.rounds.size() > 1;  // of which the forward has kept the last alone
   const DispatchScratch q =
       take_dispatch_scratch(call.dims, pass.forward->dispatch, call.tokens, ArenaTake{call.scratch});
   if (several && q.own.rows > 0) encode(again, acts.mlp_in, q.own);
-  upload_sent(call, t);
   call.queue.fill_bytes(t.row_dgates.data, 0, t.row_dgates.bytes());  // the last stays 0
-  for (Trip::Round& round : trip.rounds) {
+  for (const Trip::Round& round : trip.rounds) {
     exchange_.finish();
     if (several) {
       receive(call, round, acts, t, q);
-      serve_round(again, acts, q, [](const Chunk&) {});
+      serve_round(again, round, acts, q, [](const Chunk&) {});
       exchange_.finish();
     }
-    exchange_.bring(round, {{dout, t.sent, t.guest_dout}}, t.sent_tokens);
-    for (int64_t i = 0; i < begun_.chunks; ++i) {
-      const Chunk chunk = chunk_of(acts, i);
-      exchange_.await(i);
-      if (chunk.rows > 0) serve_backward(serving, chunk, acts, f, t);
-      if (chunk.leaving > 0) {
-        sum_here(serving, chunk, acts, {}, t.partial);
-        const TensorView rows = acts.guest_row_of.rows(chunk.first_leaving, chunk.leaving),
-                         dgates = t.guest_dgates.rows(chunk.first_leaving, chunk.leaving);
-        run(call.queue,
-            PermuteRows{
-                .x = t.row_dgates, .token_of = rows.reshape({rows.elements()}), .out = column(dgates)});
+    exchange_.bring(round, {{dout, t.sent, t.guest_dout}}, acts.sent);
+    for (size_t i = 0; i < round.chunks.size(); ++i) {
+      const Chunk chunk = chunk_of(round, acts, i);
+      exchange_.await(chunk.index);
+      if (meanwhile && i + 1 == round.chunks.size()) std::exchange(meanwhile, {})();
+      const auto give_back = [&] {
+        if (chunk.leaving > 0) sum_gradients(serving, chunk, acts, t);
+        exchange_.bring_back(round, chunk.index,
+                             {{t.partial, t.returned}, {t.guest_dgates, t.returned_dgates}});
+      };
+      if (chunk.rows == 0) {
+        give_back();
+      } else {
+        serve_backward(serving, chunk, acts, f, t, give_back);
       }
-      exchange_.bring_back(round, i, {{t.partial, t.returned}, {t.guest_dgates, t.returned_dgates}});
     }
   }
-  if (call.tokens > 0) upload_places(call, t);
+  if (meanwhile) meanwhile();  // nobody has sent anything
 }
 
 }  // namespace fp4t

@@ -9,8 +9,9 @@
 #include "engine/model/aside.h"
 #include "engine/model/trip.h"
 #include "engine/plan/dims.h"
+#include "engine/plan/scratch_layout.h"
+#include "engine/plan/step_layout.h"
 #include "kernels/base/queue.h"
-#include "kernels/base/threads.h"
 
 namespace fp4t {
 
@@ -25,20 +26,14 @@ class ExpertExchange {
     if (tensors_) tensors_->check();
   }
 
-  // A trip of a call's tokens, what they chose, and the smallest sample id of all ranks, which keys what the
-  // experts draw.
+  // A trip of a call's tokens, and the smallest sample id of all ranks, which keys what the experts draw.
   struct Begun {
     Trip trip;
-    int64_t chunks = 1;
-    std::vector<int32_t> choices;  // [T, k]
     uint32_t sample_id = 0;
   };
-  // `choices` I32 [T, k], without rows on a rank that has no tokens. The host waits for them: where tokens go
-  // is decided there.
-  Begun begin(const TensorView& choices, uint32_t sample_id);
-  // What the guests of a round chose, and where that puts their rows; from then on the round knows which sums
-  // go back with which chunk. `absent`: the row of a choice that is elsewhere.
-  GuestRows bring_choices(const Begun& begun, Trip::Round& round, int32_t absent);
+  // Lists where the tokens of acts.experts go, in acts.asked, sent, rank_of and place_of; on a rank that has
+  // no tokens they have no rows. The host waits for the counts, which all ranks tell each other.
+  Begun begin(const LayerActs& acts, const TripScratch& t, uint32_t sample_id);
 
   // What goes to experts: rows of `field` [T, w]; `sent` [S, w] holds those of a round meanwhile, and `out`
   // [G, w] begins with the guests' then, in the order in which they came. Of any type, as many bytes a row in
@@ -46,13 +41,19 @@ class ExpertExchange {
   struct Field {
     TensorView field, sent, out;
   };
-  // Begins to bring a round's tokens to where they go, chunk by chunk; `tokens` I32 [S] is trip.sent. The
-  // buffers are the exchange's until finish().
-  void bring(const Trip::Round& round, const std::vector<Field>& fields, const TensorView& tokens);
+  // Begins to bring a round's tokens to where they go, chunk by chunk; `tokens` I32 [S] is acts.sent.
+  // `choices`: what they chose, all of it with the first chunk, by `asked`, which is acts.asked. The buffers
+  // are the exchange's until finish().
+  void bring(const Trip::Round& round, const std::vector<Field>& fields, const TensorView& tokens,
+             const Field& choices = {}, const TensorView& asked = {});
+  // What the round's guests chose has come: where that puts their rows, in acts.guest_experts, guest_row_of,
+  // guest_of, guest_choice, expert_offsets and t.leaving. `absent`: the row of a choice that is elsewhere.
+  void place(const Trip& trip, const Trip::Round& round, const LayerActs& acts, const TripScratch& t,
+             int64_t absent);
   // What came with a chunk, and with those before it, is there.
   void await(int64_t chunk);
   // What goes back: of the guests' rows those that leave with a chunk; `returned` [S, w] has what comes in
-  // the order of trip.place_of.
+  // the order of acts.place_of.
   struct Sums {
     TensorView guests, returned;
   };
@@ -61,21 +62,27 @@ class ExpertExchange {
   void finish();
 
  private:
-  // How many tokens come in every round and chunk.
-  void hear_of_rounds(const std::vector<TripCounts>& matrix, std::vector<Trip::Round>& rounds);
-  // One exchange of what a chunk has of all fields: `from` and `to` begin with its first rows.
+  // The counts of every rank, and the smallest of their sample ids.
+  std::vector<int32_t> tell_counts(const std::vector<int32_t>& mine, uint32_t& sample_id);
+  DispatchTokens listing(const LayerActs& acts, const TripScratch& t, const ExpertSplit& split) const;
+  std::vector<int32_t> list_visits(const DispatchTokens& op);
+  // The rounds of a trip that needs several: which tokens one takes depends on the rows of each.
+  void list_rounds(DispatchTokens op, const TripCounts& all, int64_t count, const TripScratch& t, Trip& trip);
+  // One exchange: of every field as many rows as the flow says, from and to its first ones on.
   struct Rows {
+    const Trip::Flow& flow;
     char *from, *to;
     int64_t bytes;  // of a row
   };
-  void exchange(const Trip::Flow& flow, const std::vector<Rows>& rows);
+  void exchange(const std::vector<Rows>& rows);
+  // Rows of a field in the order in which they go; returns them and where they arrive.
+  Rows gather(const Field& f, const TensorView& tokens, const Trip::Flow& flow);
 
   Queue& queue_;
   Aside aside_;
   const Plan& plan_;
   ModelDims dims_;
-  TripSizes sizes_;
-  ThreadPool threads_;
+  ExpertSplit split_{};
   // Begun and not waited for, in order, and marks behind them; the first are a round's chunks on their way
   // there.
   std::vector<std::unique_ptr<PendingCall>> calls_;

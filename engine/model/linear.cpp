@@ -389,6 +389,16 @@ void Linear::backward(const Call& call, const TensorView& x, const KeptCodes& ke
   dgrad(call, dy, codes.dgrad, offsets, dx);
 }
 
+void Linear::backward_dx_first(const Call& call, const TensorView& x, const KeptCodes& kept,
+                               const TensorView& dy, const TensorView& offsets, const TensorView& dx,
+                               const std::function<void()>& between) {
+  ScratchScope scope(call.scratch);
+  const GradientCodes codes = gradient_codes(call, scope, dy, offsets);
+  dgrad(call, dy, codes.dgrad, offsets, dx);
+  between();
+  wgrad(call, x, kept_of(call, kept), dy, codes.wgrad, offsets);
+}
+
 Linear::GradientCodes Linear::gradient_codes(const Call& call, ScratchScope& scope, const TensorView& dy,
                                              const TensorView& offsets) {
   const OperandForm rows = form_of(call, GemmRole::kDgrad, OperandRole::kGrad),

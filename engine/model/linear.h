@@ -9,6 +9,7 @@
 // is drawn anew (stochastic rounding, fresh rotation signs) is made for each product.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,11 @@ class Linear {
   // read where wgrad's codes are there.
   void backward(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
                 const TensorView& offsets, const TensorView& dx);
+  // The same, W's gradient last: `between` is called before it, when dx is made, to send dx on its way and to
+  // put x where it is to be read.
+  void backward_dx_first(const Call& call, const TensorView& x, const KeptCodes& kept, const TensorView& dy,
+                         const TensorView& offsets, const TensorView& dx,
+                         const std::function<void()>& between);
 
   void weights_changed();
   // Makes the codes that forward multiplies now, where they are kept, so that it need not.

@@ -93,6 +93,7 @@ std::vector<Span> ShardExchange::ranges_of(const ShardRow& row, int64_t layer) c
 void ShardExchange::begin_gradients() {
   owned_begun_.assign(owned_begun_.size(), false);
   summed_.assign(summed_.size(), false);
+  outside_summed_[0] = outside_summed_[1] = false;
 }
 
 void ShardExchange::sum_block(int64_t layer) {
@@ -101,6 +102,13 @@ void ShardExchange::sum_block(int64_t layer) {
     for (const Span& range : ranges_of(shared.row, layer)) sum(shared, range, Into::kGradients);
   }
   summed_[static_cast<size_t>(layer)] = true;
+}
+
+void ShardExchange::sum_outside(Outside part) {
+  const auto index = static_cast<size_t>(part);
+  aside_.begin();
+  for (const Shared& shared : all_shared()) sum(shared, ranges_of(shared.row, -1)[index], Into::kGradients);
+  outside_summed_[index] = true;
 }
 
 void ShardExchange::claim_gradients(int64_t layer) {
@@ -117,16 +125,18 @@ void ShardExchange::scatter_gradients(int64_t layer) {
 }
 
 void ShardExchange::sum_gradients() {
-  aside_.begin();
-  const bool blocks_are_done =
-      scatters_gradients(plan_) || std::find(summed_.begin(), summed_.end(), true) != summed_.end();
-  for (const Shared& shared : all_shared()) {
-    if (!blocks_are_done) {
-      sum(shared, {0, shared.row.length()}, Into::kGradients);
-    } else {
-      for (const Span& range : ranges_of(shared.row, -1)) sum(shared, range, Into::kGradients);
+  const bool any_outside = outside_summed_[0] || outside_summed_[1];
+  const bool blocks_are_done = scatters_gradients(plan_) || any_outside ||
+                               std::find(summed_.begin(), summed_.end(), true) != summed_.end();
+  if (!blocks_are_done) {
+    aside_.begin();
+    for (const Shared& shared : all_shared()) sum(shared, {0, shared.row.length()}, Into::kGradients);
+  } else {
+    for (const Outside part : {Outside::kBefore, Outside::kAfter}) {
+      if (!outside_summed_[static_cast<size_t>(part)]) sum_outside(part);
     }
   }
+  aside_.begin();
   for (const Param& p : params_) {
     if (p.owned_gradient.empty() || owned_begun_[static_cast<size_t>(p.info.layer)]) continue;
     aside_.queue().fill_bytes(p.owned_gradient.data, 0, p.owned_gradient.bytes());

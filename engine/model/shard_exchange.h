@@ -37,6 +37,9 @@ class ShardExchange {
   // After the last backward of an update, where they are not scattered: a block's gradients are complete, and
   // become sums now.
   void sum_block(int64_t layer);
+  // Likewise those of the parameters before the blocks, or after them, scattered or not.
+  enum class Outside : uint8_t { kBefore, kAfter };
+  void sum_outside(Outside part);
   // The rest: every gradient's owned elements become the sum over the ranks that hold them, added in FP32 in
   // rank order. What a rank does not own is undefined afterwards.
   void sum_gradients();
@@ -113,6 +116,7 @@ class ShardExchange {
   Mark scattered_[kMostGradientPlaces];  // behind the last exchange from each place
   std::vector<bool> owned_begun_;        // by layer: the owners' gradients hold something
   std::vector<bool> summed_;             // by layer: its gradients are sums over ranks already
+  bool outside_summed_[2] = {};          // by Outside: likewise
   int64_t placed_[kCopyPlaces];          // layers whose weights are there; -1: none
 };
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "engine/model/rope.h"
@@ -296,6 +297,10 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
                             .dx = s.dstream,
                             .dweight = final_weight->gradient});
   }
+  end_outside_gradients(pass, ShardExchange::Outside::kAfter);
+  // Gradients of a block go their way in the backward of the one below it, behind what that one waits for.
+  std::function<void()> meanwhile;
+  const bool waits = experts.spreads() && (!scatters_gradients(plan) || gradient_places(plan) > 1);
   for (size_t l = blocks.size(); l-- > 0;) {
     exchange.use_weights(static_cast<int64_t>(l), static_cast<int64_t>(l) - 1);
     begin_block_gradients(l);
@@ -303,14 +308,17 @@ void Transformer::Impl::backward(const Pass& pass, const Scoring& scoring, float
       // Writes the same bits over the block's output, which nothing reads any more.
       blocks[l].forward(again, acts.stream[l], acts.layers[l], nullptr, acts.stream[l + 1]);
     }
-    blocks[l].backward(call, acts.stream[l], acts.layers[l], s);
-    end_block_gradients(pass, l);
+    blocks[l].backward(call, acts.stream[l], acts.layers[l], s, meanwhile);
+    meanwhile = [this, &pass, l] { end_block_gradients(pass, l); };
+    if (!waits) std::exchange(meanwhile, {})();
   }
+  if (meanwhile) meanwhile();
   if (kept->tokens > 0) {
     run(queue, EmbedBackward{.dout = s.dstream,
                              .tokens = token_blocks.tokens.rows(0, kept->tokens),
                              .dtable = embedding->gradient});
   }
+  end_outside_gradients(pass, ShardExchange::Outside::kBefore);
   forget();  // gate and up were overwritten
 }
 
@@ -339,6 +347,12 @@ void Transformer::Impl::end_block_gradients(const Pass& pass, size_t l) {
   } else {
     exchange.sum_block(static_cast<int64_t>(l));
   }
+}
+
+void Transformer::Impl::end_outside_gradients(const Pass& pass, ShardExchange::Outside part) {
+  if (!pass.completes_gradients || !plan.shards.is_sharded()) return;
+  head->linear().settle_gradient(queue);
+  exchange.sum_outside(part);
 }
 
 // Interface ------------------------------------------------------------------------------------------

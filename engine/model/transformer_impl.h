@@ -56,6 +56,8 @@ struct Transformer::Impl {
   int64_t layer_after(size_t l) const { return l + 1 < blocks.size() ? static_cast<int64_t>(l) + 1 : -1; }
   void begin_block_gradients(size_t l);
   void end_block_gradients(const Pass& pass, size_t l);
+  // Those of parameters before or after the blocks, once they are complete.
+  void end_outside_gradients(const Pass& pass, ShardExchange::Outside part);
   Call make_call(const Pass& pass, int64_t tokens, bool counting);
   void upload(const std::vector<int32_t>& values, const TensorView& block);
   void place_routing(const Pass& pass, const TokenBatch& batch, BatchActs& acts);

@@ -7,6 +7,7 @@
 #include "engine/plan/plan.h"
 #include "kernels/base/dtype.h"
 #include "kernels/formats/quant.h"
+#include "kernels/ops/dispatch.h"
 
 namespace fp4t {
 
@@ -32,6 +33,7 @@ ModelDims dims_of(const Plan& plan);
 // How rows travel to experts, by a table's format: codes whose values BF16 holds and that depend on their row
 // alone, so that a token's bits are the same wherever its experts are. Not quantised: as they are.
 QuantSpec dispatch_spec(Format format);
+inline ExpertSplit split_of(const ModelDims& d) { return {d.experts, d.expert_ranks, d.expert_chunks}; }
 // Rows of the experts in a call of T tokens.
 inline int64_t expert_rows(const ModelDims& d, int64_t tokens) {
   return d.spreads_experts() ? d.receive_rows : tokens * d.top_k;

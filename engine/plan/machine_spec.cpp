@@ -142,10 +142,6 @@ void visit_machine(FieldVisitor& v, MachineSpec& s) {
   visit_figure(v, figure_field("sustained", "what products and attention keep of their speed alone"),
                s.sustained, 1e-3, 1);
   visit_figure(v, figure_field("op_us", "microseconds that an op takes besides its work"), s.op_us, 0, 1e6);
-  visit_figure(v,
-               figure_field("choice_ns",
-                            "nanoseconds of the host for a choice of an expert, where experts are spread"),
-               s.choice_ns, 0, 1e6);
   visit_rates(v, s);
   if (v.enter(output("links", "between ranks").required())) {
     visit_link(v, output("fast", "inside a fast domain").required(), s.fast);

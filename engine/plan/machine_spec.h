@@ -74,10 +74,7 @@ struct MachineSpec {
   // What products and attention keep of their speed alone when they follow one another at the device's limit
   // of power; products of decoded codes, which need less, keep all (KERNELS.md section 0).
   Figure sustained;
-  Figure op_us;  // what an op takes besides its work, where nothing hides it
-  // Where experts are spread, what a choice of an expert costs the host, with the device waiting for its
-  // lists.
-  Figure choice_ns;
+  Figure op_us;                           // what an op takes besides its work, where nothing hides it
   std::array<Figure, kNumRates> rates{};  // by Rate
   LinkSpec fast, slow;
 

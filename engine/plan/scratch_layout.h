@@ -71,29 +71,33 @@ FfnScratch take_ffn_scratch(const ModelDims& d, bool is_moe, int64_t tokens, Tak
 // Between a call's tokens and experts of other ranks. A round sends and returns rows one after another; what
 // came back stays until all rounds are over.
 struct TripScratch {
-  TensorView sent_tokens;                // I32 [S]: whose rows, in the order in which they go
-  TensorView sent, sent_choices;         // act [S, D], F32 [S, k]: on their way
+  TensorView counts, first_row;          // I32 of DispatchTokens, I64 [X]
+  TensorView asked_experts, sent;        // I32 [S, k], act [S, D]: on their way
+  TensorView sent_gates;                 // F32 [S, k]: likewise
+  TensorView guest_experts, come_from;   // I32 [G, k]: what guests chose, by rank and token; I32 [X]
   TensorView leaving, leaving_gates;     // I32 [G], F32 [G, k]: guests in the order in which their sums leave
   TensorView guest_dout, guest_dgates;   // act [G, D], as they came, and F32 [G, k], as they leave: backward
   TensorView row_gates, row_dgates;      // F32 [R, 1], [R + 1, 1], whose last is 0: backward
   TensorView partial;                    // F32 [G, D]
   TensorView returned, returned_dgates;  // F32 [S, D], [S, k]
-  TensorView place_of, rank_of;          // I32 [T, min(X, k)]: a token's rows in `returned`, -1 for none
 };
 template <class Take>
 TripScratch take_trip_scratch(const ModelDims& d, int64_t tokens, bool backward, Take&& take) {
   TripScratch s;
   if (!d.spreads_experts()) return s;
-  const int64_t sent = tokens * std::min(d.top_k, d.expert_ranks), guests = d.receive_rows;
-  s.sent_tokens = take("experts of other ranks", DType::kI32, {sent});
+  const ExpertSplit split = split_of(d);
+  const int64_t sent = tokens * split.visits_of_token(d.top_k), guests = d.receive_rows;
+  s.counts = take("experts of other ranks", DType::kI32, {split.num_counts()});
+  s.first_row = take("experts of other ranks", DType::kI64, {split.ranks});
+  s.asked_experts = take("experts of other ranks", DType::kI32, {sent, d.top_k});
   s.sent = take("experts of other ranks", d.act, {sent, d.hidden});
-  s.sent_choices = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  s.sent_gates = take("experts of other ranks", DType::kF32, {sent, d.top_k});
+  s.guest_experts = take("experts of other ranks", DType::kI32, {guests, d.top_k});
+  s.come_from = take("experts of other ranks", DType::kI32, {split.ranks});
   s.leaving = take("experts of other ranks", DType::kI32, {guests});
   s.leaving_gates = take("experts of other ranks", DType::kF32, {guests, d.top_k});
   s.partial = take("experts of other ranks", DType::kF32, {guests, d.hidden});
   s.returned = take("experts of other ranks", DType::kF32, {sent, d.hidden});
-  s.place_of = take("experts of other ranks", DType::kI32, {tokens, std::min(d.top_k, d.expert_ranks)});
-  s.rank_of = take("experts of other ranks", DType::kI32, {tokens, std::min(d.top_k, d.expert_ranks)});
   if (!backward) return s;
   s.guest_dout = take("experts of other ranks", d.act, {guests, d.hidden});
   s.guest_dgates = take("experts of other ranks", DType::kF32, {guests, d.top_k});
@@ -117,7 +121,7 @@ DispatchScratch take_dispatch_scratch(const ModelDims& d, Format format, int64_t
   };
   s.own = codes(tokens);
   if (!d.spreads_experts()) return s;
-  s.sent = codes(tokens * std::min(d.top_k, d.expert_ranks));
+  s.sent = codes(tokens * split_of(d).visits_of_token(d.top_k));
   s.guests = codes(d.receive_rows);
   return s;
 }

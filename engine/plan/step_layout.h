@@ -44,10 +44,12 @@ struct LayerActs {
   // [R, D]: the experts' input, then their output; in backward the gradient of the output, the input again,
   // its gradient.
   TensorView expert_rows;
-  // Where experts are spread: the tokens that came, in the order in which they did; what they chose (-1: of
-  // another rank) and their rows here, in the order in which their sums leave; of each row the token and the
-  // choice, as an index of guest_gates. Offsets are those of each chunk of experts, from 0. Where dispatch is
-  // coded, the experts' input are `guests`, too: decoded.
+  // Where experts are spread: where this rank's tokens go, and in which order (DispatchTokens); the tokens
+  // that came, in the order in which they did; what they chose (-1: of another rank) and their rows here, in
+  // the order in which their sums leave; of each row the token and the choice, as an index of guest_gates.
+  // Offsets are those of each chunk of experts, from 0. Where dispatch is coded, the experts' input are
+  // `guests`, too: decoded.
+  TensorView rank_of, place_of, asked, sent;          // I32 [T, m], [T, m], [T m], [T m], m = min(k, X)
   TensorView guests, guest_gates;                     // [G, D], F32 [G, k]
   TensorView guest_experts, guest_row_of;             // I32 [G, k]
   TensorView expert_offsets, guest_of, guest_choice;  // I32 [L + chunks], [R], [R]
@@ -92,6 +94,11 @@ LayerActs take_layer_acts(const ModelDims& d, bool is_moe, int64_t tokens, const
     const int64_t guests = d.spreads_experts() ? d.receive_rows : tokens;
     if (d.spreads_experts() || d.codes_dispatch) a.guests = take("experts", d.act, {guests, d.hidden});
     if (d.spreads_experts()) {
+      const int64_t most = split_of(d).visits_of_token(d.top_k);
+      a.rank_of = take("experts", DType::kI32, {tokens, most});
+      a.place_of = take("experts", DType::kI32, {tokens, most});
+      a.asked = take("experts", DType::kI32, {tokens * most});
+      a.sent = take("experts", DType::kI32, {tokens * most});
       a.guest_gates = take("experts", DType::kF32, {guests, d.top_k});
       a.guest_experts = take("experts", DType::kI32, {guests, d.top_k});
       a.guest_row_of = take("experts", DType::kI32, {guests, d.top_k});

@@ -66,7 +66,7 @@ class StageModel {
 
   void note(std::vector<WireLine> lines, double times) {
     for (WireLine& line : lines) {
-      line.inside_bytes *= times, line.outside_bytes *= times, line.calls *= times, line.choices *= times;
+      line.inside_bytes *= times, line.outside_bytes *= times, line.calls *= times;
       const auto same = std::find_if(out_.wire.begin(), out_.wire.end(),
                                      [&](const WireLine& l) { return l.name == line.name; });
       if (same == out_.wire.end()) {
@@ -77,7 +77,7 @@ class StageModel {
           same->share_beside = (same->share_beside * same->bytes() + line.share_beside * line.bytes()) / all;
         }
         same->inside_bytes += line.inside_bytes, same->outside_bytes += line.outside_bytes;
-        same->calls += line.calls, same->choices += line.choices;
+        same->calls += line.calls;
       }
     }
   }
@@ -96,7 +96,23 @@ class StageModel {
     add(back, times, machine_, Launches::kHidden, phase(Phase::kBackward));
     add(head, times, machine_, Launches::kHidden, phase(Phase::kHead));
     note(expert_forward_wire(plan_, forward(), real(tokens)), passes * times);
-    note(expert_backward_wire(plan_, forward(), real(tokens)), times);
+    std::vector<WireLine> lines = expert_backward_wire(plan_, forward(), real(tokens));
+    put_beside_weight_gradients(call, begun, lines);
+    note(std::move(lines), times);
+  }
+
+  // What leaves with a layer's last chunk is hidden as long as its product for gate_up's weight gradients
+  // takes. Layers with experts are alike, and so are chunks.
+  void put_beside_weight_gradients(const WorkCall& call, bool begun, std::vector<WireLine>& lines) const {
+    WorkList products;
+    add_gate_up_gradients(call, begun, products);
+    PhaseTime time;
+    add(products, 1, machine_, Launches::kHidden, time);
+    for (WireLine& line : lines) {
+      if (line.share_last == 0) continue;
+      const double of_last = time.total() / line.chunks / seconds_of(line, machine_);
+      line.share_beside += std::min(line.share_last, of_last);
+    }
   }
 
   // Several micro-batches, the first of which begins the gradients, the last what is left.

@@ -7,10 +7,10 @@
 // and everywhere on a CPU. Communication (engine/plan/wire.h) is added but for what runs beside the
 // computation on a GPU: gradients of blocks beside the backward of those before them (under ZeRO 1 in the
 // last backward of a pretraining step, from ZeRO 2 on in each), weights of ZeRO 3 beside the block before;
-// and what experts exchange, but for the tokens of a call's first chunk and the sums of its last; each as far
-// as there is time. The norm, the weights after an update and what the host does about experts' choices are
-// exposed, and on a CPU everything is. All
-// ranks are alike: routing is even and no rank waits for another.
+// and what experts exchange, but for the tokens of a call's first chunk and the sums of its last; of these,
+// gradients are hidden as long as the last chunk's product for gate_up's weight gradients takes; each as far
+// as there is time. The norm, the weights after an update and the counts of experts' rows are exposed, and on
+// a CPU everything is. All ranks are alike: routing is even and no rank waits for another.
 #pragma once
 
 #include <array>

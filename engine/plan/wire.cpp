@@ -117,7 +117,7 @@ struct Trips {
     sent = tokens * share_of_guests(d, d.local_experts) * real(d.expert_ranks - 1);
     chunks = call_chunks(plan, d, sent);
     // A token comes with the first chunk that has an expert of its own; while those of the first come, and
-    // while sums of the last leave, nothing computes.
+    // while sums of the last leave, nothing computes but, in the backward, what `share_last` says.
     const double first = share_of_guests(d, d.local_experts / chunks) / share_of_guests(d, d.local_experts);
     share_beside = chunks > 1 ? 1 - first : 0;
   }
@@ -195,16 +195,13 @@ std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& 
   const ModelDims& d = trips.d;
   if (!d.spreads_experts()) return {};
   WireLine there = trips.line("rows to experts"), back = trips.line("sums from experts");
-  trips.add(dispatch_bytes(d, table.dispatch) + real(d.top_k) * 4, there);  // and gates
+  trips.add(dispatch_bytes(d, table.dispatch) + 2 * real(d.top_k) * 4, there);  // choices and gates
   trips.add(real(d.hidden) * 4, back);
-  WireLine counts{"counts of rows", Collective::kAllGather}, choices{"choices", Collective::kAllToAll};
-  // For every rank of the group a sample id, rows, and tokens by chunk.
-  const double of_rank = real(8 * (2 + d.expert_chunks) * d.expert_ranks);
+  WireLine counts{"counts of rows", Collective::kAllGather};
+  const double of_rank = real(4 * (split_of(d).num_counts() + 1));  // and a sample id
   counts.inside_bytes = trips.layers * of_rank * real(d.expert_ranks - 1);
   counts.calls = trips.layers;
-  counts.choices = trips.layers * tokens * real(d.top_k);
-  trips.add(real(d.top_k) * 4, choices);
-  return {counts, choices, there, back};
+  return {counts, there, back};
 }
 
 std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable& table, double tokens) {
@@ -214,11 +211,10 @@ std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable&
   WireLine there = trips.line("gradients to experts"), back = trips.line("gradients from experts");
   trips.add(real(d.hidden * dtype_bytes(d.act)), there);
   trips.add(real(d.hidden) * 4 + real(d.top_k) * 4, back);
+  back.share_last = 1 - back.share_beside, back.chunks = real(trips.chunks);
   if (!takes_rounds(d, tokens)) return {there, back};
-  WireLine choices{"choices", Collective::kAllToAll};
-  trips.add(dispatch_bytes(d, table.dispatch) + real(d.top_k) * 4, there);
-  trips.add(real(d.top_k) * 4, choices);
-  return {choices, there, back};
+  trips.add(dispatch_bytes(d, table.dispatch) + 2 * real(d.top_k) * 4, there);
+  return {there, back};
 }
 
 double seconds_of(const WireLine& line, const MachineSpec& machine) {
@@ -227,8 +223,7 @@ double seconds_of(const WireLine& line, const MachineSpec& machine) {
   const double carried =
       hosts ? line.bytes() / slow : std::max(line.inside_bytes / fast, line.outside_bytes / slow);
   const LinkSpec& farthest = hosts || line.outside_bytes > 0 ? machine.slow : machine.fast;
-  return carried + line.calls * farthest.latency_us.value * 1e-6 +
-         line.choices * machine.choice_ns.value * 1e-9;
+  return carried + line.calls * farthest.latency_us.value * 1e-6;
 }
 
 }  // namespace fp4t

@@ -16,8 +16,7 @@ namespace fp4t {
 
 enum class Collective : uint8_t {
   kExchange,   // parts of parameters and rows of tokens, from device to device
-  kAllToAll,   // from host to host: what tokens chose
-  kAllGather,  // likewise: everybody's values to everybody
+  kAllGather,  // from host to host: everybody's values to everybody
 };
 
 // What runs beside an exchange on a GPU: nothing; the last backward of a step; every backward; forward and
@@ -30,8 +29,10 @@ struct WireLine {
   Beside beside = Beside::kNothing;
   double inside_bytes = 0, outside_bytes = 0;  // sent by a rank, inside and beyond its fast domain
   double calls = 0;
-  double choices = 0;       // of experts, that the host sorts before rows can go
   double share_beside = 0;  // of its time: what is begun while there still is something to compute
+  // Gradients from experts, of a call with so many chunks: of its time what begins when nothing of the last
+  // chunk is left but the product for gate_up's weight gradients.
+  double share_last = 0, chunks = 1;
   double bytes() const { return inside_bytes + outside_bytes; }
 };
 
@@ -50,7 +51,7 @@ std::vector<WireLine> expert_forward_wire(const Plan& plan, const ForwardTable& 
 std::vector<WireLine> expert_backward_wire(const Plan& plan, const ForwardTable& table, double tokens);
 
 // Seconds of a line: both links carry at once, and a call has the latency of the farthest. What hosts tell
-// each other goes over the slow link. Choices take what the machine says for each.
+// each other goes over the slow link.
 double seconds_of(const WireLine& line, const MachineSpec& machine);
 
 }  // namespace fp4t

@@ -60,21 +60,28 @@ class SiteWork {
   void backward(bool begun) {
     const OperandForm dgrad_grad = form(GemmRole::kDgrad, OperandRole::kGrad),
                       wgrad_grad = form(GemmRole::kWgrad, OperandRole::kGrad),
-                      act = form(GemmRole::kWgrad, OperandRole::kAct),
                       weight = form(GemmRole::kDgrad, OperandRole::kWeight);
     const double grads = rows_ * real(site_.out), acts = rows_ * real(site_.in);
     gradients(dgrad_grad.spec, wgrad_grad.spec, codes_gradient_once(dgrad_grad, wgrad_grad), grads);
+    weight_codes(weight);
+    weight_gradient(begun);
+    product(GemmRole::kDgrad, dgrad_grad.spec, grads, weight.spec, weights(), acts * act_bytes());
+  }
+
+  // Codes of the gradient are there.
+  void weight_gradient(bool begun) {
+    const OperandForm grad = form(GemmRole::kWgrad, OperandRole::kGrad),
+                      act = form(GemmRole::kWgrad, OperandRole::kAct);
+    const double grads = rows_ * real(site_.out), acts = rows_ * real(site_.in);
     if (act.from_forward) decode(act.forward, acts);
     if (act.spec.quantised() && !codes_act_once(call_.tables, site_)) {
       quantise(act.spec, Rate::kQuantiseColumn, acts, bytes_of(act.spec));
     }
-    weight_codes(weight);
     const double gradient = gradient_bytes();
-    product(GemmRole::kWgrad, wgrad_grad.spec, grads, act.spec, acts, weights() * std::min(gradient, 2.0));
+    product(GemmRole::kWgrad, grad.spec, grads, act.spec, acts, weights() * std::min(gradient, 2.0));
     // Measured beside the product's own time: FP32 gradients that are written, or read and written.
     const double added = gradient == 4 ? (begun ? 6 : 2) : 0;
     if (added > 0) list_.push_back({Rate::kElementwise, Format::kBf16, 0, weights() * added, 0});
-    product(GemmRole::kDgrad, dgrad_grad.spec, grads, weight.spec, weights(), acts * act_bytes());
   }
 
   // Forms that stay until the weights change.
@@ -314,6 +321,14 @@ void add_backward(const WorkCall& call, bool begun, WorkList& list) {
   for (int64_t l = d.layers; l-- > 0;) BlockWork(call, d, l, list).backward(begun);
   const double a = real(dtype_bytes(d.act));
   list.push_back({Rate::kElementwise, Format::kBf16, 0, real(call.tokens * d.hidden) * (a + 8)});
+}
+
+void add_gate_up_gradients(const WorkCall& call, bool begun, WorkList& list) {
+  const ModelDims d = dims_of(call.plan);
+  for (int64_t l = 0; l < d.layers; ++l) {
+    if (!is_moe_layer(call.plan.model, l)) continue;
+    SiteWork(call, site_of(d, l, Module::kExpertsGateUp), list).weight_gradient(begun);
+  }
 }
 
 void add_head(const WorkCall& call, bool begun, WorkList& list) {

@@ -48,6 +48,8 @@ struct WorkCall {
 void add_forward(const WorkCall& call, WorkList& list);
 // `begun`: an earlier micro-batch has left its gradients, so these are added to them.
 void add_backward(const WorkCall& call, bool begun, WorkList& list);
+// Of this, in layers with experts: gate_up's weight gradients, with the codes that they alone need.
+void add_gate_up_gradients(const WorkCall& call, bool begun, WorkList& list);
 // The last norm, logits and losses; with their gradients where there is a backward table.
 void add_head(const WorkCall& call, bool begun, WorkList& list);
 // Weights that are coded once an update.

@@ -114,7 +114,7 @@ Plan plan_of(const Case& c) {
 }
 
 const char* name_of(Collective collective) {
-  constexpr const char* kNames[] = {"exchange", "all_to_all", "all_gather"};
+  constexpr const char* kNames[] = {"exchange", "all_gather"};
   return kNames[static_cast<size_t>(collective)];
 }
 

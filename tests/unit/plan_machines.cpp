@@ -51,6 +51,8 @@ TEST(MachineFiles, errors_name_place_key_and_what_is_allowed) {
   const std::string h200 = text_of("h200");
   EXPECT_HAS(error_of(replaced(h200, "fast_domain: 8", "fast_domian: 8")),
              "m.yaml:6:1: fast_domian: unknown key; did you mean fast_domain?");
+  EXPECT_HAS(error_of(replaced(h200, "shares:\n", "choice_ns: {value: 43, source: x}\nshares:\n")),
+             "choice_ns: unknown key");
   EXPECT_HAS(error_of(replaced(h200, "arch: 90\n", "")), "arch: missing");
   EXPECT_HAS(error_of(replaced(h200, "{value: 989,", "{value: fast,")),
              "peaks.bf16_tflops.value: found fast (not a number)");
@@ -176,6 +178,9 @@ TEST(Work, experts_count_the_rows_that_are_routed) {
   }
   EXPECT_EQ(experts, 2 * 32 * 2 * 3 * 48 * 64);
   EXPECT_EQ(router, 2 * 32 * 6 * 64);
+  WorkList gradients;
+  add_gate_up_gradients({plan, h200, {&p.forward.at(0), &p.backward.at(0)}, 32, 16}, false, gradients);
+  EXPECT_EQ(sum(gradients, WorkKind::kProducts, &OpWork::flops), 2 * 32 * 2 * 2 * 48 * 64);
 }
 
 TEST(Work, all_of_a_step_is_what_the_plan_calls_model_flops) {
@@ -266,6 +271,43 @@ TEST(Predictions, what_runs_beside_the_computation_is_hidden_as_far_as_there_is_
   EXPECT_GT(three.hidden_seconds, two.hidden_seconds);
   EXPECT_EQ(planned("configs/quickstart.yaml", "cpu", 2).prediction().stages[0].hidden_seconds, 0);
   EXPECT_GT(planned("configs/quickstart.yaml", "cpu", 2).prediction().stages[0].exposed_seconds(), 0);
+}
+
+TEST(Predictions, gradients_from_experts_are_hidden_as_long_as_a_product_takes) {
+  // `link`: GB/s. What is hidden of the line, and what gate_up's weight gradients take, in seconds.
+  const auto hidden = [](int64_t chunks, double link, double& product) {
+    MachineSpec h200 = load_machine("h200");
+    h200.fast.gb_s.value = link;
+    const Planned p = planned("configs/bench/q6.yaml", h200, 2,
+                              {"parallel.expert=2", "parallel.expert_chunks=" + std::to_string(chunks),
+                               "precision={preset: bf16}", "stages[0].pretrain.batch.tokens=65536"});
+    const StagePrecision& tables = p.plan().stages[0].precision;
+    WorkList list;
+    add_gate_up_gradients({p.plan(), p.machine, {&tables.forward.at(0), &tables.backward.at(0)}, 32768, 4096},
+                          false, list);
+    product = 0;
+    for (const OpWork& op : list) product += seconds_of(op, p.machine);
+    const Prediction made = p.prediction();
+    for (const WireLine& line : made.stages.at(0).wire) {
+      if (line.name != "gradients from experts") continue;
+      const double seconds = seconds_of(line, p.machine);
+      EXPECT_GE(line.share_beside, 0);
+      EXPECT_LE(line.share_beside, 1);
+      return std::pair{seconds * line.share_beside, seconds};
+    }
+    throw InternalError("no gradients from experts");
+  };
+  double product = 0;
+  const auto [all, fast] = hidden(1, 1e6, product);
+  EXPECT_DOUBLE_EQ(all, fast);
+  EXPECT_GT(product, fast);
+  const auto [one, slow] = hidden(1, 1, product);
+  EXPECT_LT(product, slow);
+  EXPECT_NEAR(one, product, 1e-9);
+  // Of two chunks half the product is of the last, and the first is hidden as before.
+  const auto [two, same] = hidden(2, 1, product);
+  EXPECT_GT(two, product / 2);
+  EXPECT_LT(two, same);
 }
 
 TEST(Predictions, recomputing_costs_a_forward_and_the_exchange_of_its_experts) {

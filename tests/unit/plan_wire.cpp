@@ -153,19 +153,20 @@ TEST(Wire, a_token_goes_once_to_every_rank_that_has_any_of_its_experts) {
   const Plan plan = plan_on({1, 2}, 1, model);
   const ForwardTable& table = plan.stages[0].precision.forward.at(0);
   const auto forward = expert_forward_wire(plan, table, 32), backward = expert_backward_wire(plan, table, 32);
-  // One layer of experts; rows of 64: BF16 there and 6 gates, F32 back; the choices from host to host.
-  EXPECT_DOUBLE_EQ(line_of(forward, "rows to experts").bytes(), 32 * (64 * 2 + 6 * 4));
-  EXPECT_DOUBLE_EQ(line_of(forward, "choices").bytes(), 32 * 6 * 4);
+  // One layer of experts; rows of 64: BF16 there, 6 choices and 6 gates, F32 back. From host to host rows of
+  // 6 experts, tokens that come to and leave 2 ranks, a sample id.
+  EXPECT_DOUBLE_EQ(line_of(forward, "rows to experts").bytes(), 32 * (64 * 2 + 2 * 6 * 4));
+  EXPECT_DOUBLE_EQ(line_of(forward, "counts of rows").bytes(), 4 * (6 + 2 * 2 + 1));
   EXPECT_DOUBLE_EQ(line_of(forward, "sums from experts").bytes(), 32 * 64 * 4);
   EXPECT_DOUBLE_EQ(line_of(backward, "gradients to experts").bytes(), 32 * 64 * 2);
   EXPECT_DOUBLE_EQ(line_of(backward, "gradients from experts").bytes(), 32 * (64 * 4 + 6 * 4));
   ForwardTable coded = table;
   coded.dispatch = Format::kNvfp4;
   EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, coded, 32), "rows to experts").bytes(),
-                   32 * (64 * 0.5625 + 4 + 6 * 4));
+                   32 * (64 * 0.5625 + 4 + 2 * 6 * 4));
   coded.dispatch = Format::kMxfp8;
   EXPECT_DOUBLE_EQ(line_of(expert_forward_wire(plan, coded, 32), "rows to experts").bytes(),
-                   32 * (64 * (1 + 1.0 / 32) + 6 * 4));
+                   32 * (64 * (1 + 1.0 / 32) + 2 * 6 * 4));
 }
 
 TEST(Wire, what_travels_in_chunks_is_hidden_but_for_the_first_and_the_last) {
@@ -186,6 +187,25 @@ TEST(Wire, what_travels_in_chunks_is_hidden_but_for_the_first_and_the_last) {
   EXPECT_EQ(line(4).calls, 4);
   EXPECT_EQ(line(4).bytes(), line(1).bytes());
   EXPECT_EQ(line(9).calls, 4);  // no more than there are experts
+}
+
+TEST(Wire, gradients_of_the_last_chunk_leave_beside_a_product_of_their_layer) {
+  ModelSpec model = tiny_model();
+  model.moe.experts = 8;
+  model.moe.top_k = 2;
+  for (const int64_t chunks : {1, 2}) {
+    const Plan plan =
+        make_plan_by_hand(model, TestCells{}, {}, "none", {.axes = {1, 2}, .expert_chunks = chunks});
+    const ForwardTable& table = plan.stages[0].precision.forward.at(0);
+    const auto forward = expert_forward_wire(plan, table, 32),
+               backward = expert_backward_wire(plan, table, 32);
+    const WireLine back = line_of(backward, "gradients from experts");
+    EXPECT_NEAR(back.share_last, chunks == 1 ? 1 : 13.0 / 22, 1e-12);
+    EXPECT_NEAR(back.share_beside + back.share_last, 1, 1e-12);
+    EXPECT_EQ(back.chunks, chunks);
+    EXPECT_EQ(line_of(backward, "gradients to experts").share_last, 0);
+    EXPECT_EQ(line_of(forward, "sums from experts").share_last, 0);
+  }
 }
 
 TEST(Wire, chunks_that_the_recipe_leaves_open_follow_from_what_travels) {
