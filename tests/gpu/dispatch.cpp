@@ -121,7 +121,8 @@ TEST(GpuDispatch, guests_are_bitwise) {
     bring_to(rank, split, k, engine, choices);
     const GuestTensors t(m, split, rank, guests, k, rows_on(rank, split, choices));
     t.come(choices, random_origins(engine, guests, split.ranks));
-    m.check(t.place());
+    const PlaceGuests op = t.place();
+    m.check(op);
   });
 }
 
