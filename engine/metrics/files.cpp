@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -7,7 +6,6 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
-#include <vector>
 
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
@@ -19,27 +17,6 @@ void make_run_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) throw SaveError(detail::concat("cannot create folder ", printable(path), ": ", error.message()));
-}
-
-std::string read_text_file(const std::string& path) {
-  // Non-blocking: a FIFO in a file's place must not hang the run.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0)
-    throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
-  struct stat info {};
-  const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  std::string text;
-  std::vector<char> part(size_t{1} << 20);
-  ssize_t n = regular ? 1 : 0;
-  while (n > 0 || (n < 0 && errno == EINTR)) {
-    n = ::read(fd, part.data(), part.size());
-    if (n > 0) text.append(part.data(), static_cast<size_t>(n));
-  }
-  const int reason = errno;
-  ::close(fd);
-  if (!regular) throw BadDataError(printable(path) + " is no regular file");
-  if (n < 0) throw BadDataError(detail::concat("cannot read ", printable(path), ": ", std::strerror(reason)));
-  return text;
 }
 
 void write_text_file(const std::string& path, const std::string& text) {

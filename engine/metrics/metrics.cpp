@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -16,6 +15,7 @@
 #include "engine/metrics/times.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -37,9 +37,9 @@ std::string well_formed(const std::string& text) {
 // Cuts the file after its first `lines` lines (or where the last whole line ends, when there are fewer);
 // returns how many are left.
 int64_t keep_first_lines(const std::string& path, int64_t lines) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) return 0;
-  std::istringstream in(read_text_file(path));
+  const auto text = read_text_file_if_there(path);
+  if (!text) return 0;
+  std::istringstream in(*text);
   int64_t kept = 0, bytes = 0;
   std::string line;
   while (kept < lines && std::getline(in, line) && !in.eof()) {

@@ -70,9 +70,6 @@ void write_report(const std::vector<std::string>& run_dirs, const std::string& p
 // The folder and those above it. Throws SaveError.
 void make_run_folder(const std::string& path);
 
-// The whole of a regular file. Throws MissingInputError when it cannot be opened, else BadDataError.
-std::string read_text_file(const std::string& path);
-
 // Atomic small-file write (temporary file, fsync, rename). Throws SaveError.
 void write_text_file(const std::string& path, const std::string& text);
 

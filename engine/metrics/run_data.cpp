@@ -1,19 +1,15 @@
 #include "engine/metrics/run_data.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "engine/metrics/json_line.h"
 #include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -38,9 +34,9 @@ bool is_figure(const Json& value) {
 
 // Null when the file is not there.
 Json parse_object_file(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) return Json();
-  Json object = parse_json<Json>(read_text_file(path), printable(path));
+  const auto text = read_text_file_if_there(path);
+  if (!text) return Json();
+  Json object = parse_json<Json>(*text, printable(path));
   if (!object.is_object()) throw BadDataError(printable(path) + ": no JSON object");
   return object;
 }
@@ -63,14 +59,7 @@ class Reader {
 
   void read() {
     const std::string path = run_.dir + "/metrics.jsonl";
-    struct stat info {};
-    if (::stat(path.c_str(), &info) != 0) {
-      throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
-    }
-    if (!S_ISREG(info.st_mode)) throw BadDataError(printable(path) + " is no regular file");
-    std::ifstream in(path, std::ios::binary);
-    if (!in)
-      throw MissingInputError(detail::concat("cannot open ", printable(path), ": ", std::strerror(errno)));
+    std::istringstream in(read_text_file(path));
     std::string line;
     for (int64_t number = 1; std::getline(in, line); ++number) {
       if (in.eof() && !Json::accept(line)) {
@@ -90,7 +79,7 @@ class Reader {
   // Seconds of the run by line of metrics.jsonl.
   static std::vector<double> read_times(const std::string& path) {
     std::vector<double> times;
-    std::ifstream in(path, std::ios::binary);
+    std::istringstream in(read_text_file_if_there(path).value_or(""));
     for (std::string line; std::getline(in, line);) {
       const Json object = Json::parse(line, nullptr, false);
       if (!object.is_object() || !object.contains("line") || !object["line"].is_number_unsigned()) continue;

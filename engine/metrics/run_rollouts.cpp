@@ -4,9 +4,12 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 
 #include "engine/metrics/run_data.h"
+#include "kernels/base/check.h"
+#include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -20,11 +23,11 @@ struct RolloutFile {
   std::filesystem::path path;
 };
 
-std::vector<RolloutFile> rollout_files(const std::string& run_dir) {
+std::vector<RolloutFile> rollout_files(RunData& run) {
   std::vector<RolloutFile> files;
+  const std::string folder = run.dir + "/rollouts";
   std::error_code error;
-  for (std::filesystem::directory_iterator it(run_dir + "/rollouts", error), end; !error && it != end;
-       it.increment(error)) {
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     RolloutFile file;
     int read = 0;
     const std::string name = it->path().filename().string();
@@ -32,8 +35,10 @@ std::vector<RolloutFile> rollout_files(const std::string& run_dir) {
       continue;
     if (read != static_cast<int>(name.size())) continue;
     file.path = it->path();
-    if (std::filesystem::is_regular_file(file.path, error)) files.push_back(file);
+    files.push_back(file);
   }
+  if (error && error != std::errc::no_such_file_or_directory)
+    run.notes.push_back("cannot list " + printable(folder) + ": " + error.message());
   std::sort(files.begin(), files.end(), [](const RolloutFile& a, const RolloutFile& b) {
     return std::pair(a.stage, a.step) < std::pair(b.stage, b.step);
   });
@@ -50,7 +55,7 @@ std::string sample_text(const nlohmann::json& line, const char* key) {
 
 // Completions of a file, and the name of its stage; returns how many lines are damaged.
 int64_t read_file(const RolloutFile& file, std::string& stage, std::vector<RolloutSample>& samples) {
-  std::ifstream in(file.path, std::ios::binary);
+  std::istringstream in(read_text_file(file.path));
   int64_t damaged = 0;
   for (std::string text; std::getline(in, text);) {
     const auto line = nlohmann::json::parse(text, nullptr, false);
@@ -80,7 +85,7 @@ void keep_ends(std::vector<RolloutSample>& samples) {
 }  // namespace
 
 void read_rollouts(RunData& run) {
-  const std::vector<RolloutFile> files = rollout_files(run.dir);
+  const std::vector<RolloutFile> files = rollout_files(run);
   int64_t damaged = 0;
   for (size_t i = 0; i < files.size(); ++i) {
     const bool first = i == 0 || files[i - 1].stage != files[i].stage;
@@ -88,7 +93,12 @@ void read_rollouts(RunData& run) {
     if (!first && !last) continue;
     std::string name;
     std::vector<RolloutSample> samples;
-    damaged += read_file(files[i], name, samples);
+    try {
+      damaged += read_file(files[i], name, samples);
+    } catch (const Error& e) {
+      run.notes.push_back(std::string(e.what()) + "; it is left out");
+      continue;
+    }
     keep_ends(samples);
     for (StageData& stage : run.stages) {
       if (stage.name == name) stage.rollouts.insert(stage.rollouts.end(), samples.begin(), samples.end());

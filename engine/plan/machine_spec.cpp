@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "engine/plan/machine_texts.h"
 #include "engine/recipe/bind.h"
 #include "engine/recipe/yaml.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -187,11 +186,10 @@ MachineSpec load_machine(const std::string& name_or_path) {
     throw RecipeError(detail::concat("--machine ", printable(name_or_path), ": no machine of that name; ",
                                      suggestion(name_or_path, machine_names()), "; or the path of a file"));
   }
-  std::ifstream file(name_or_path);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file || text.empty())
+  const auto text = read_text_file_if_there(name_or_path);
+  if (!text || text->empty())
     throw MissingInputError("--machine " + printable(name_or_path) + ": no machine to read there");
-  return parse_machine(text, name_or_path);
+  return parse_machine(*text, name_or_path);
 }
 
 Machine machine_of(const MachineSpec& spec) {

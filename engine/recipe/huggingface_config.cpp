@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -11,6 +9,7 @@
 #include "engine/recipe/scalars.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -89,9 +88,7 @@ std::string config_text(const std::string& path) {
   if (std::filesystem::file_size(path, error) > kMaxConfigBytes) {
     throw BadDataError(detail::concat("'", printable(path), "' has more than ", kMaxConfigBytes, " bytes"));
   }
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw MissingInputError("'" + printable(path) + "' cannot be opened");
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  return read_text_file(path);
 }
 
 Config read_config(const std::string& folder) {

@@ -2,10 +2,7 @@
 #include "engine/recipe/scalars.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "engine/recipe/bind.h"
@@ -16,6 +13,7 @@
 #include "engine/recipe/yaml.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -121,20 +119,11 @@ LoadedRecipe load_recipe(const std::string& path, const std::vector<std::string>
   const auto refuse = [&](const std::string& why) {
     throw MissingInputError(printable(path) + ": no recipe to read there: " + why);
   };
-  // Asked before opening: to open a FIFO waits for a writer.
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) refuse(error.message());
   if (!fs::is_regular_file(status)) refuse(fs::is_directory(status) ? "it is a folder" : "it is no file");
-  std::ifstream in(path, std::ios::binary);
-  if (!in) refuse(std::strerror(errno));
-  std::string text;
-  std::vector<char> part(size_t{1} << 16);
-  while (in.read(part.data(), static_cast<std::streamsize>(part.size())) || in.gcount() > 0) {
-    text.append(part.data(), static_cast<size_t>(in.gcount()));
-  }
-  if (in.bad()) refuse(std::strerror(errno));
-  return parse(text, path, overrides, true);
+  return parse(read_text_file(path), path, overrides, true);
 }
 
 }  // namespace fp4t

@@ -3,9 +3,9 @@
 #include <sstream>
 
 #include "engine/metrics/json_line.h"
-#include "engine/metrics/metrics.h"
 #include "engine/stage/benchmarks.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

@@ -6,12 +6,12 @@
 #include <sstream>
 
 #include "engine/comm/comm.h"
-#include "engine/metrics/metrics.h"
 #include "engine/model/transformer.h"
 #include "engine/stage/checkpoint_model.h"
 #include "engine/tokens/corpus.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 #include "kernels/formats/bf16.h"
 
 namespace fp4t {

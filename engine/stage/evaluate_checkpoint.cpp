@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "engine/metrics/metrics.h"
 #include "engine/stage/checkpoint_model.h"
 #include "engine/tokens/hash.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "engine/comm/comm.h"
@@ -11,6 +10,7 @@
 #include "engine/store/safetensors.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -19,8 +19,7 @@ namespace {
 using detail::concat;
 
 std::vector<TokenBatch> read_sequences(const std::string& path, const ModelSpec& model) {
-  std::ifstream in(path);
-  if (!in) throw MissingInputError("'" + printable(path) + "' cannot be opened");
+  std::istringstream in(read_text_file(path));
   std::vector<TokenBatch> list;
   for (std::string line; std::getline(in, line);) {
     const auto refuse = [&](const std::string& why) {

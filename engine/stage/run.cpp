@@ -5,6 +5,7 @@
 #include "engine/stage/context.h"
 #include "engine/store/files.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

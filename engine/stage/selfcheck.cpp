@@ -1,11 +1,12 @@
 #include "engine/stage/selfcheck.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "engine/metrics/json_line.h"
 #include "kernels/base/numeric.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 #include "kernels/formats/quant.h"
 #include "kernels/ops/run.h"
 
@@ -145,9 +146,7 @@ void check_line(Queue& queue, const Json& line, GoldenResult& result) {
 }  // namespace
 
 GoldenResult check_golden(Queue& queue, const std::string& path) {
-  std::ifstream file(path);
-  if (!file)
-    throw MissingInputError(detail::concat(printable(path), ": cannot open the file of golden vectors"));
+  std::istringstream file(read_text_file(path));
   GoldenResult result;
   std::string text;
   for (int64_t number = 1; std::getline(file, text); ++number) {
@@ -160,7 +159,6 @@ GoldenResult check_golden(Queue& queue, const std::string& path) {
       throw BadDataError(detail::concat(printable(path), ":", number, ": ", e.what()));
     }
   }
-  if (file.bad()) throw BadDataError(detail::concat(printable(path), ": reading failed"));
   if (result.cases == 0) throw BadDataError(detail::concat(printable(path), ": holds no golden vectors"));
   return result;
 }

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/metrics/json_line.h"
-#include "engine/metrics/metrics.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

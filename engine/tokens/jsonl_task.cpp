@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "engine/metrics/json_line.h"
-#include "engine/metrics/metrics.h"
 #include "engine/tokens/answers.h"
 #include "engine/tokens/conversation.h"
 #include "engine/tokens/generated_tasks.h"
@@ -15,6 +14,7 @@
 #include "engine/tokens/tokenizer.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

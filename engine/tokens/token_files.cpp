@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -10,6 +9,7 @@
 #include "engine/metrics/json_line.h"
 #include "engine/tokens/hash.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 
@@ -154,10 +154,7 @@ std::string check_origin_note(const std::string& index, const std::string& index
   const std::string path = fs::path(index).replace_extension(".tokens.json").string();
   // Another program's file of that name may be of any size and form.
   constexpr size_t kMostBytes = 4096;
-  std::string content(kMostBytes, '\0');
-  std::ifstream in(path, std::ios::binary);
-  in.read(content.data(), static_cast<std::streamsize>(content.size()));
-  content.resize(static_cast<size_t>(in.gcount()));
+  const std::string content = read_text_file_if_there(path, kMostBytes).value_or("");
   if (!content.starts_with("{\"format\":\"fp4train tokens 1\"")) return "";
   const auto note = parse_json_line(content, path, 1);
   const auto text = [&](const char* key) {

@@ -6,11 +6,11 @@
 #include <unordered_map>
 
 #include "engine/metrics/json_line.h"
-#include "engine/metrics/metrics.h"
 #include "engine/tokens/split_pattern.h"
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <map>
 
-#include "engine/metrics/metrics.h"
 #include "engine/tokens/added_tokens.h"
 #include "engine/tokens/hash.h"
 #include "engine/tokens/special_tokens.h"
 #include "engine/tokens/utf8.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 
 namespace fp4t {
 

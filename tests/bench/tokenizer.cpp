@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/metrics/metrics.h"
 #include "engine/tokens/tokenizer.h"
+#include "kernels/base/text_file.h"
 
 namespace {
 

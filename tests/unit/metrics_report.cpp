@@ -3,6 +3,7 @@
 
 #include "engine/metrics/svg.h"
 #include "kernels/base/check.h"
+#include "tests/support/messages.h"
 #include "tests/unit/metrics_fixture.h"
 
 namespace fp4t {
@@ -39,6 +40,32 @@ TEST_F(ReportTest, a_report_of_damaged_files_names_file_and_line) {
     EXPECT_NE(refusal().find(name), std::string::npos) << refusal();
     fs::remove(dir_ + "/" + name);
   }
+}
+
+// /proc/self/mem is a regular file that cannot be read (EIO), as on a failing disk: not the end of a file.
+TEST_F(ReportTest, a_file_that_cannot_be_read_is_no_empty_one) {
+  const std::string unreadable = "/proc/self/mem";
+  const auto refusal = [&] { return test::message_of<BadDataError>([&] { write_report(dir_); }); };
+  { MetricsWriter(dir_, 0, R"({"kind":"header"})").write("step", "s", 1, 1, record(1)); }
+  for (const char* name : {"times.jsonl", "metrics.jsonl"}) {
+    fs::rename(dir_ + "/" + name, dir_ + "/kept");
+    fs::create_symlink(unreadable, dir_ + "/" + name);
+    EXPECT_SAYS(refusal(), "cannot read ", name);
+    if (std::string(name) == "times.jsonl") {
+      EXPECT_SAYS(test::message_of<BadDataError>([&] { MetricsWriter(dir_, 2, ""); }), "cannot read ", name);
+    }
+    fs::remove(dir_ + "/" + name);
+    fs::rename(dir_ + "/kept", dir_ + "/" + name);
+  }
+  fs::create_directories(dir_ + "/rollouts/stage-0-step-9.jsonl");
+  fs::create_symlink(unreadable, dir_ + "/rollouts/stage-0-step-1.jsonl");
+  write_report(dir_);
+  EXPECT_SAYS(read("report.html"), "stage-0-step-9.jsonl is no regular file; it is left out",
+              "stage-0-step-1.jsonl: Input/output error; it is left out");
+  fs::remove_all(dir_ + "/rollouts");
+  std::ofstream(dir_ + "/rollouts") << "no folder";
+  write_report(dir_);
+  EXPECT_SAYS(read("report.html"), "cannot list ", "rollouts: Not a directory");
 }
 
 TEST_F(ReportTest, brackets_without_end_are_refused) {

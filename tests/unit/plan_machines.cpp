@@ -80,6 +80,7 @@ TEST(MachineFiles, a_name_that_is_none_gets_the_nearest) {
   };
   EXPECT_HAS(message("gb30"), "--machine gb30: no machine of that name; did you mean gb300?");
   EXPECT_HAS(message("nowhere/m.yaml"), "--machine nowhere/m.yaml: no machine to read there");
+  EXPECT_HAS(message("./"), "./ is no regular file");
 }
 
 // Refusals -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@
 #include "engine/tokens/utf8.h"
 #include "kernels/base/check.h"
 #include "kernels/base/text.h"
+#include "kernels/base/text_file.h"
 #include "tests/support/messages.h"
 
 namespace fp4t {

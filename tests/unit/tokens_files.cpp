@@ -18,6 +18,7 @@
 #include "engine/tokens/token_store.h"
 #include "engine/tokens/tokenize.h"
 #include "kernels/base/check.h"
+#include "kernels/base/text_file.h"
 #include "tests/support/messages.h"
 
 namespace fp4t {
@@ -412,6 +413,10 @@ TEST_F(Tokenize, tokens_that_have_been_changed_since_are_refused_before_the_firs
   } catch (const BadDataError& e) {
     EXPECT_SAYS(e.what(), "out.bin: has the hash", "changed since");
   }
+  fs::remove(path("out.tokens.json"));
+  fs::create_symlink("/proc/self/mem", path("out.tokens.json"));  // reading fails, as on a failing disk
+  EXPECT_SAYS(test::message_of<BadDataError>([&] { store()->check_tokens(); }), "cannot read ",
+              "out.tokens.json");
   fs::remove(path("out.tokens.json"));  // of other programs' files nothing is known
   EXPECT_NO_THROW(store()->check_tokens());
 }
