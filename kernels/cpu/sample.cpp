@@ -51,10 +51,8 @@ void run(Queue& queue, const SampleTokens& op) {
         throw NonFiniteError(detail::concat(op.kName, ": row ", b, " (sample ", sample_ids[b], ", position ",
                                             positions[b], ") has NaN or infinite logits"));
       }
-      const uint64_t index =
-          (static_cast<uint64_t>(sample_ids[b]) << 20) + static_cast<uint64_t>(positions[b]);
       tokens[b] = greedy ? largest(logits + b * vocab, vocab)
-                         : draw_token(row.weights(), vocab, site_draw(op.key, index).word[0] >> 8);
+                         : draw_token(row.weights(), vocab, token_draw(op.key, sample_ids[b], positions[b]));
       log_prob[b] = row.log_prob(tokens[b]);
     }
   });

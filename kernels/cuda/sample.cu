@@ -26,10 +26,7 @@ struct Draw {
   float* log_prob;
   FaultSink sink;
 
-  __device__ uint32_t draw24(int64_t b) const {
-    const uint64_t index = (static_cast<uint64_t>(sample_ids[b]) << 20) + static_cast<uint64_t>(positions[b]);
-    return site_draw(key, index).word[0] >> 8;
-  }
+  __device__ uint32_t draw24(int64_t b) const { return token_draw(key, sample_ids[b], positions[b]); }
 };
 
 // floor(total * draw / 2^24), without overflow.

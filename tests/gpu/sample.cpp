@@ -23,7 +23,7 @@ struct DrawMirror {
         log_prob(m.fresh(DType::kF32, {rows})) {
     for (int64_t b = 0; b < rows; ++b) {
       sample_ids.as<int64_t>()[b] = (int64_t{1} << 33) + b / 16;
-      positions.as<int32_t>()[b] = static_cast<int32_t>(b % 16);
+      positions.as<int32_t>()[b] = static_cast<int32_t>(b % 16 + (b % 3 << 20));
     }
     // Its sum has the GPU's order, as LogProbForward's has.
     m.compare_by(log_prob, exactness_of<LogProbForward>());

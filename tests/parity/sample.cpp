@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 #include <string>
 
 #include "kernels/ops/run.h"
@@ -193,7 +194,7 @@ TEST(SampleTokens, rows_do_not_depend_on_neighbours_batch_or_threads) {
   }
 }
 
-// Position 2^20 of sample s would be position 0 of sample s + 1: the sample's id counts in full.
+// The sample's id counts in full.
 TEST(SampleTokens, samples_and_positions_draw_apart) {
   Queue queue = Queue::cpu(1);
   Draws d(4096, 257, 1.0f, 1.0f);
@@ -209,6 +210,29 @@ TEST(SampleTokens, samples_and_positions_draw_apart) {
   }
   EXPECT_LT(same_sample, 40);
   EXPECT_LT(same_position, 40);
+}
+
+// The counter's first two words are the same there.
+TEST(SampleTokens, long_samples_do_not_draw_as_the_next_one) {
+  constexpr int32_t kStep = 1 << 20;
+  const auto draw = [](int64_t sample, int32_t position) { return token_draw(kKey, sample, position); };
+  EXPECT_EQ(draw(5, kStep - 1), site_draw(kKey, (5 << 20) + kStep - 1).word[0] >> 8);
+  Queue queue = Queue::cpu(1);
+  Draws d(4096, 257, 1.0f, 1.0f);
+  d.logits.zero();
+  for (int64_t b = 0; b < 4096; ++b) {
+    d.sample_ids.as<int64_t>()[b] = 5 + b % 2;
+    d.positions.as<int32_t>()[b] = static_cast<int32_t>(b / 2) + (b % 2 == 0 ? kStep : 0);
+  }
+  d.sample(queue);
+  int64_t same = 0;
+  for (int64_t b = 0; b < 4096; b += 2) same += d.token(b) == d.token(b + 1);
+  EXPECT_LT(same, 40);  // of 2048, with probability 1 / 257
+  std::set<uint32_t> words;
+  for (const int32_t position : {0, kStep, 2 * kStep, 15 * kStep}) {
+    for (int64_t sample = 0; sample < 20; ++sample) words.insert(draw(sample, position));
+  }
+  EXPECT_EQ(words.size(), 80u);
 }
 
 TEST(SampleTokens, rows_without_a_distribution_are_refused_by_name) {
