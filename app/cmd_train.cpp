@@ -28,7 +28,8 @@ int cmd_train(const AppOptions& options) {
   std::optional<RunLock> lock;  // of rank 0, which alone writes to the folder
   ResumePoint found;
   on_rank_zero(*comm, [&, &run = recipe.run, &places = places] {
-    lock.emplace(run.dir);
+    lock.emplace(run.dir);  // a folder that it makes goes again with a refused start
+    check_outlets(run, places);
     found = find_resume(run, places);
   });
   ResumePoint resume = share_resume(*comm, found);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "kernels/base/check.h"
@@ -53,6 +54,19 @@ std::string value_text(double v) {
 }
 
 }  // namespace
+
+void PrometheusFile::check_place(const std::string& path) {
+  const auto refuse = [&](int reason) {
+    throw SaveError(detail::concat("cannot write ", printable(path), ": ", std::strerror(reason)));
+  };
+  // Written as write() does it, up to the rename.
+  const std::string temporary = path + ".tmp";
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(temporary.c_str(), "wb"),
+                                                             std::fclose);
+  if (!file || std::remove(temporary.c_str()) != 0) refuse(errno);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) refuse(EISDIR);
+}
 
 PrometheusFile::PrometheusFile(const std::string& path, const std::string& run) : path_(path), run_(run) {
   write();

@@ -13,8 +13,10 @@ namespace fp4t {
 
 class PrometheusFile {
  public:
-  // Every sample carries {run="...", stage="..."}. Writes a first file, so that a path that cannot be written
-  // is refused at once. Throws SaveError, as update does.
+  // Whether a file can be put there; leaves nothing behind. Throws SaveError with the system's reason.
+  static void check_place(const std::string& path);
+
+  // Every sample carries {run="...", stage="..."}. Writes a first file. Throws SaveError, as update does.
   PrometheusFile(const std::string& path, const std::string& run);
 
   // A line of metrics.jsonl: its numbers become gauges fp4train_<key>, or fp4train_eval_<key> of kind "eval";

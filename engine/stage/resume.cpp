@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/comm/agree.h"
+#include "engine/metrics/prometheus.h"
 #include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
 #include "engine/store/checkpoint_read.h"
@@ -192,6 +193,15 @@ void check_origin(const RunSpec& run, const FieldPlaces& places) {
   if (!list_checkpoints(run.dir + "/checkpoints").empty()) return;
   of_key(places, resumes ? "run.resume" : "run.branch_from",
          [&] { return read_checked(find_checkpoint(resumes ? run.resume : run.branch_from), false); });
+}
+
+void check_outlets(const RunSpec& run, const FieldPlaces& places) {
+  if (run.prometheus.empty()) return;
+  try {
+    PrometheusFile::check_place(run.prometheus);
+  } catch (const SaveError& error) {
+    throw SaveError(key_at(places, "run.prometheus") + error.what());
+  }
 }
 
 ResumePoint find_resume(const RunSpec& run, const FieldPlaces& places) {

@@ -49,6 +49,10 @@ void check_state(const CheckpointInfo& info);
 // BadDataError; as those of find_resume, with the place of the key.
 void check_origin(const RunSpec& run, const FieldPlaces& places);
 
+// Whether what a run keeps up to date outside its folder (run.prometheus) can be written; leaves nothing
+// behind. run.dir must be there, as the file may lie in it. Throws SaveError with the place of the key.
+void check_outlets(const RunSpec& run, const FieldPlaces& places);
+
 // By run.resume and run.branch_from; a checkpoint that either names counts until run.dir has one of its own,
 // so that the same command goes on after a stop. Throws NoCheckpointError, BadDataError, RecipeError.
 ResumePoint find_resume(const RunSpec& run, const FieldPlaces& places);

@@ -152,10 +152,27 @@ TEST_F(CliEvaluate, runs_are_reported_beside_each_other) {
   EXPECT_ANSWER(look({"report"}), 2, "dir");
 }
 
+TEST_F(CliEvaluate, a_place_for_prometheus_that_cannot_be_written_is_refused_before_anything_is_made) {
+  fs::create_directory(folder_ / "taken");
+  const auto with = [&](const std::string& path) {
+    return run({"--config", "recipe.yaml", "--set", "run.prometheus=" + path});
+  };
+  EXPECT_ANSWER(with("none/run.prom"), 73,
+                "run.prometheus: cannot write none/run.prom: No such file or directory");
+  EXPECT_FALSE(fs::exists(run_));
+  EXPECT_ANSWER(with("taken"), 73, "run.prometheus: cannot write taken: Is a directory");
+  EXPECT_FALSE(fs::exists(run_));
+  EXPECT_FALSE(fs::exists(folder_ / "taken.tmp"));
+  EXPECT_ANSWER(with("run/run.prom"), 0, "done in");  // in the folder that the run makes
+  EXPECT_NE(read_text(run_ + "/run.prom").find("fp4train_loss"), std::string::npos);
+}
+
+TEST_F(CliEvaluate, tokens_in_no_file_are_told) {
+  EXPECT_ANSWER(look({"logits", "--checkpoint", "run", "--tokens", ".", "--to", "l"}), 65,
+                ". is no regular file");
+}
+
 TEST_F(CliEvaluate, prometheus_is_told_of_every_step_and_left_out_of_the_checkpoint) {
-  EXPECT_ANSWER(run({"--config", "recipe.yaml", "--set", "run.prometheus=none/run.prom"}), 73,
-                "run.prometheus");
-  fs::remove_all(run_);
   EXPECT_ANSWER(run({"--config", "recipe.yaml", "--set", "run.prometheus=run.prom"}), 0, "done in");
   const std::string text = read_text(folder_ / "run.prom");
   for (const char* line :
