@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/model/call.h"
+#include "engine/plan/wire.h"
 #include "kernels/base/numeric.h"
 #include "kernels/ops/run.h"
 
@@ -76,16 +77,7 @@ std::vector<ShardExchange::Shared> ShardExchange::all_shared() {
 }
 
 std::vector<Span> ShardExchange::ranges_of(const ShardRow& row, int64_t layer) const {
-  const auto first = std::find_if(params_.begin(), params_.end(), [&](const Param& p) {
-    return layer < 0 ? p.info.layer >= 0 : p.info.layer == layer;
-  });
-  const auto end = std::find_if(first, params_.end(), [&](const Param& p) {
-    return layer < 0 ? p.info.layer < 0 : p.info.layer != layer;
-  });
-  const auto begin_index = static_cast<size_t>(first - params_.begin()),
-             end_index = static_cast<size_t>(end - params_.begin());
-  if (layer >= 0) return {row.range(begin_index, end_index)};
-  return {row.range(0, begin_index), row.range(end_index, params_.size())};
+  return fp4t::ranges_of(plan_, row, layer);
 }
 
 // Gradients ------------------------------------------------------------------------------------------

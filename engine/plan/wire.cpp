@@ -53,20 +53,6 @@ std::vector<SharedRow> shared_rows(const Plan& plan, const Domains& domains) {
   return rows;
 }
 
-// Ranges of a row: of a block, or of what lies before and after the blocks (layer -1).
-std::vector<Span> ranges_of(const Plan& plan, const ShardRow& row, int64_t layer) {
-  const auto& list = plan.parameters;
-  const auto first = std::find_if(list.begin(), list.end(), [&](const ParamInfo& p) {
-    return layer < 0 ? p.layer >= 0 : p.layer == layer;
-  });
-  const auto end = std::find_if(
-      first, list.end(), [&](const ParamInfo& p) { return layer < 0 ? p.layer < 0 : p.layer != layer; });
-  const auto begin_index = static_cast<size_t>(first - list.begin()),
-             end_index = static_cast<size_t>(end - list.begin());
-  if (layer >= 0) return {row.range(begin_index, end_index)};
-  return {row.range(0, begin_index), row.range(end_index, list.size())};
-}
-
 // Of every segment in the range, those of its largest piece.
 int64_t rounds_of(const Plan& plan, const ShardRow& row, const Span& range) {
   int64_t rounds = 0;
@@ -149,6 +135,19 @@ double dispatch_bytes(const ModelDims& d, Format format) {
 bool takes_rounds(const ModelDims& d, double tokens) { return tokens * real(d.top_k) > real(d.round_rows); }
 
 }  // namespace
+
+std::vector<Span> ranges_of(const Plan& plan, const ShardRow& row, int64_t layer) {
+  const auto& list = plan.parameters;
+  const auto first = std::find_if(list.begin(), list.end(), [&](const ParamInfo& p) {
+    return layer < 0 ? p.layer >= 0 : p.layer == layer;
+  });
+  const auto end = std::find_if(
+      first, list.end(), [&](const ParamInfo& p) { return layer < 0 ? p.layer < 0 : p.layer != layer; });
+  const auto begin_index = static_cast<size_t>(first - list.begin()),
+             end_index = static_cast<size_t>(end - list.begin());
+  if (layer >= 0) return {row.range(begin_index, end_index)};
+  return {row.range(0, begin_index), row.range(end_index, list.size())};
+}
 
 std::vector<WireLine> update_wire(const Plan& plan, const Domains& domains, int64_t micro_batches) {
   if (!plan.shards.is_sharded()) return {};

@@ -41,6 +41,9 @@ struct Domains {
   int64_t size = 0;
 };
 
+// Where parameters stand in a row: those of a block, or those before and those after the blocks (layer -1).
+std::vector<Span> ranges_of(const Plan& plan, const ShardRow& row, int64_t layer);
+
 // Once an update: gradients to their owners, norm, weights to all who hold them. `micro_batches` of the rank
 // with the most: from ZeRO 2 on, blocks exchange in each of them.
 std::vector<WireLine> update_wire(const Plan& plan, const Domains& domains, int64_t micro_batches);
