@@ -14,17 +14,9 @@ for line in sys.stdin:
   print(json.dumps({'id': r['id'], 'reward': (r['id'] * 7 + len(r['completion'])) % 5}), flush=True)
 )";
 
-const char* const kRecipe = R"(run: {name: rows, dir: run, seed: 5}
-model:
-  layers: 2
-  hidden: 32
-  heads: 2
-  kv_heads: 1
-  head_dim: 32
-  max_positions: 64
-  init: {std: 0.3}
-  moe: {experts: 4, top_k: 2, hidden: 32}
-precision: {preset: fp32}
+const std::string kRecipe =
+    tiny_model("name: rows, dir: run, seed: 5", "  max_positions: 64\n  init: {std: 0.3}\n") +
+    R"(precision: {preset: fp32}
 stages:
   - rl:
       steps: 2

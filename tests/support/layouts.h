@@ -28,18 +28,9 @@ inline std::string spread_pretraining(int micro_sequences, const std::string& ke
 // Reinforcement learning without pretraining, so that every layout begins with the same weights. Answers have
 // one digit: some are right.
 inline std::string spread_rl(const std::string& preset, int steps) {
-  return R"(run: {name: rl, dir: run, seed: 5}
-model:
-  layers: 2
-  hidden: 32
-  heads: 2
-  kv_heads: 1
-  head_dim: 32
-  max_positions: 32
-  init: {std: 0.3}
-  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, z_loss: 0.001}}
-precision: {preset: )" +
-         preset + R"(}
+  return tiny_model("name: rl, dir: run, seed: 5", "  max_positions: 32\n  init: {std: 0.3}\n",
+                    ", balance: {bias_rate: 0.01, z_loss: 0.001}") +
+         "precision: {preset: " + preset + R"(}
 stages:
   - rl:
       steps: )" +

@@ -8,16 +8,16 @@ namespace fp4t::test {
 
 namespace fs = std::filesystem;
 
-const char* const kTinyModel = R"(run: {name: tiny, dir: run, seed: 3, threads: 2}
-model:
+std::string tiny_model(const std::string& run, const std::string& keys, const std::string& of_moe) {
+  return "run: {" + run + "}\n" + R"(model:
   layers: 2
   hidden: 32
   heads: 2
   kv_heads: 1
   head_dim: 32
-  max_positions: 32
-  moe: {experts: 4, top_k: 2, hidden: 32, balance: {bias_rate: 0.01, aux_loss: 0.001, z_loss: 0.001}}
-)";
+)" + keys +
+         "  moe: {experts: 4, top_k: 2, hidden: 32" + of_moe + "}\n";
+}
 
 const char* const kTinyTables = R"(precision:
   pretrain.forward:

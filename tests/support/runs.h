@@ -18,8 +18,13 @@ namespace fp4t::test {
 // updates a rollout and checkpoints also between these. In both stages an evaluation and a checkpoint come
 // right before step 11, whose quantisation errors are measured.
 extern const std::string kTinyRecipe;
-// The model of kTinyRecipe in default precision; tests add `precision:` and `stages:`.
-extern const char* const kTinyModel;
+// `run:` with these keys and a model of two layers and four experts with these further ones, each key of the
+// model on a line of its own; those of moe begin with a comma. Tests add `precision:` and `stages:`.
+std::string tiny_model(const std::string& run, const std::string& keys, const std::string& of_moe = "");
+// The model of kTinyRecipe in default precision.
+inline const std::string kTinyModel =
+    tiny_model("name: tiny, dir: run, seed: 3, threads: 2", "  max_positions: 32\n",
+               ", balance: {bias_rate: 0.01, aux_loss: 0.001, z_loss: 0.001}");
 // Its `precision:` of pretraining; rules of other tables may follow.
 extern const char* const kTinyTables;
 
