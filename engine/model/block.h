@@ -37,7 +37,8 @@ class Block {
                const TensorView& out);
 
   // `s.dstream` holds the gradient of the block's output and gets that of its input. Consumes `acts`.
-  // `meanwhile`, where there is one: what else travels, begun once when nothing of this block is on its way.
+  // `meanwhile`, where there is one: what else travels, begun once; behind the gradients of sums that this
+  // block's experts wait for, those of a first round.
   void backward(const Call& call, const TensorView& x, LayerActs& acts, const StreamScratch& s,
                 const std::function<void()>& meanwhile = {});
 

@@ -20,7 +20,6 @@ class ExpertExchange {
   ExpertExchange(Queue& queue, Communicator& comm, const Plan& plan);
 
   bool spreads() const { return group_ != nullptr; }
-  int64_t group_rank() const { return group_->rank(); }
   // Throws what has gone wrong with exchanges that are on their way.
   void check() {
     if (tensors_) tensors_->check();

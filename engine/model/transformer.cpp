@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "engine/model/rope.h"
 #include "engine/model/transformer_impl.h"

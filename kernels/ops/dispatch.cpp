@@ -32,6 +32,7 @@ void DispatchTokens::check() const {
   expect_tensor(kName, "experts", experts, DType::kI32, {tokens, top_k});
   if (!first_row.empty()) expect_tensor(kName, "first_row", first_row, DType::kI64, {split.ranks});
   FP4T_CHECK(first >= 0, kName, ".first ", first);
+  FP4T_CHECK(first_row.empty() || begin <= end, kName, ": rows from ", begin, " to ", end);
   for (const TensorView& list : {rank_of, place_of}) {
     expect_tensor(kName, "places", list, DType::kI32, {tokens, most});
     expect_disjoint(kName, "places", list, "experts", experts);
@@ -43,6 +44,8 @@ void DispatchTokens::check() const {
   expect_disjoint(kName, "rank_of", rank_of, "place_of", place_of);
   expect_disjoint(kName, "asked", asked, "sent", sent);
   expect_tensor(kName, "counts", counts, DType::kI32, {split.num_counts()});
+  for (const TensorView& input : {experts, first_row})
+    expect_disjoint(kName, "counts", counts, "an input", input);
 }
 
 void PlaceGuests::check() const {
@@ -64,6 +67,10 @@ void PlaceGuests::check() const {
     expect_disjoint(kName, "choices in order", list, "choices", choices);
   }
   expect_disjoint(kName, "experts", experts, "row_of", row_of);
+  expect_disjoint(kName, "guest_of", guest_of, "choice_of", choice_of);
+  for (const TensorView& list : {leaving, guest_of, choice_of, offsets}) {
+    expect_disjoint(kName, "a list", list, "choices", choices);
+  }
 }
 
 }  // namespace fp4t

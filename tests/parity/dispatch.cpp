@@ -441,6 +441,21 @@ TEST(Dispatch, lists_that_share_memory_are_refused) {
   p = g.place();
   p.row_of = p.experts;
   EXPECT_THROW(p.check(), InternalError);
+
+  DispatchTokens into_rows = t.all(0);
+  into_rows.first_row = t.first_row;
+  into_rows.begin = 3, into_rows.end = 2;
+  EXPECT_THROW(into_rows.check(), InternalError);
+  into_rows.end = 4;
+  into_rows.check();
+  into_rows.first_row.data = into_rows.counts.data;
+  EXPECT_THROW(into_rows.check(), InternalError);
+  PlaceGuests rows = g.place();
+  rows.choice_of = rows.guest_of;
+  EXPECT_THROW(rows.check(), InternalError);
+  rows = g.place();
+  rows.leaving.data = rows.choices.data;
+  EXPECT_THROW(rows.check(), InternalError);
 }
 
 TEST(Dispatch, numbers_out_of_range_are_refused) {
