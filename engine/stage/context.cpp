@@ -266,12 +266,6 @@ Pass Run::pass_for_sampling() const {
   return pass;
 }
 
-double Run::take_exposed_seconds() {
-  if (comm.size() == 1) return -1;
-  const double now = exposed_seconds();
-  return now - std::exchange(exposed_taken_, now);
-}
-
 double Run::seconds() const {
   return earlier_seconds_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }

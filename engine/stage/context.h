@@ -77,9 +77,8 @@ class Run {
   void write_metrics(const std::string& kind, const MetricsRecord& record);
   // Lists the kernel of every product in <run dir>/kernels.txt, whenever it is not what it was before.
   void note_kernels();
-  // Seconds that this rank's work has stood still for other ranks since the last call: in calls on the host
-  // and, on a GPU, in its queue. Negative on one rank.
-  double take_exposed_seconds();
+  // Seconds that this rank's work has stood still for other ranks since the process began: in calls on the
+  // host and, on a GPU, in its queue.
   double exposed_seconds() const { return comm.waited_seconds() + queue.counts().held_seconds; }
   // Seconds of this run, earlier processes included.
   double seconds() const;
@@ -136,7 +135,6 @@ class Run {
   std::vector<RouterDownload> router_sums_;
   bool prometheus_failed_ = false;
   double earlier_seconds_ = 0;
-  double exposed_taken_ = 0;
   int64_t restarts_ = 0;
   bool changes_accepted_ = false;
   std::chrono::steady_clock::time_point start_;

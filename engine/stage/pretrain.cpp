@@ -1,5 +1,4 @@
 // The pretraining loop: next batch, forward, backward, step, log, save.
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
@@ -95,19 +94,10 @@ StepLoss accumulate(Run& run, const PretrainSpec& spec, const std::vector<TokenB
   return result;
 }
 
-// How much of a step a rank stood still for others; "" on one rank.
-std::string exposed_text(double exposed, double seconds) {
-  if (exposed < 0) return "";
-  char text[64];
-  std::snprintf(text, sizeof(text), " exposed=%.1f%%", 100 * exposed / std::max(seconds, 1e-9));
-  return text;
-}
-
 // Of steps so far, the later ones with more weight.
 struct StepSeconds {
-  double last = 0, steps = 0, seconds = 0;
+  double steps = 0, seconds = 0;
   void add(double of_step) {
-    last = of_step;
     steps = 0.9 * steps + 1;
     seconds = 0.9 * seconds + of_step;
   }
@@ -115,9 +105,8 @@ struct StepSeconds {
 };
 
 void print_step(Run& run, const PretrainSpec& spec, double loss, const StepReport& report,
-                double learning_rate, const StepSeconds& speed) {
+                double learning_rate, const StepSeconds& speed, const std::string& exposed) {
   const StagePlan& stage = run.stage();
-  const std::string exposed = exposed_text(run.take_exposed_seconds(), speed.last);
   const std::string eta = duration_text(speed.mean() * static_cast<double>(stage.steps - run.state.step));
   char figures[280];
   std::snprintf(figures, sizeof(figures),
@@ -144,7 +133,7 @@ void run_pretrain(Run& run) {
   StepSeconds speed;
   while (state.step < stage.steps) {
     run.stop_if_requested();
-    const auto begin = std::chrono::steady_clock::now();
+    const StepTimer timer(run.comm, run.queue);
     const double factor = schedule_factor(spec.schedule, state.step, stage.steps);
     double& position = state.counters["stage_samples"];
     const Span mine = run.part(sequences);
@@ -178,8 +167,10 @@ void run_pretrain(Run& run) {
     run.write_metrics("step", record);
     run.note_kernels();
 
-    speed.add(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    print_step(run, spec, loss.loss, report, spec.optimizer.learning_rate * factor, speed);
+    const StepTime time = timer.read();
+    speed.add(time.seconds);
+    print_step(run, spec, loss.loss, report, spec.optimizer.learning_rate * factor, speed,
+               timer.exposed_text(time));
     const bool last = state.step == stage.steps;
     evaluate_if_due(run, corpus.get(), spec.data, spec.eval);
     if (spec.checkpoint.every > 0 && state.step % spec.checkpoint.every == 0 && !last) run.save(false);

@@ -2,7 +2,6 @@
 // one rollout with all its updates; a checkpoint may fall between two updates, so everything that the rest
 // of the step needs lives in the run's state.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
@@ -148,18 +147,20 @@ void begin_counters(RunState& state) {
   }
 }
 
-void print_step(Run& run, const Rollout& r, double seconds, double seconds_a_step) {
-  const auto reward = mean_reward(r);
-  char line[256];
-  std::snprintf(
-      line, sizeof(line),
-      "%s step=%ld/%ld reward=%.4f grad_norm=%.3f lr=%.2e logprob_equal=%.4f tok/s=%.0f eta=%s",
-      run.stage().name.c_str(), static_cast<long>(run.state.step + 1), static_cast<long>(run.stage().steps),
-      reward, run.sum("grad_norm") / std::max(1.0, run.sum("updates")),
-      run.state.counters["rl_learning_rate"], equal_fraction(r),
-      static_cast<double>(completion_tokens(r)) / std::max(seconds, 1e-9),
-      duration_text(seconds_a_step * static_cast<double>(run.stage().steps - run.state.step - 1)).c_str());
-  run.console.line(line);
+void print_step(Run& run, const Rollout& r, double seconds, double seconds_a_step,
+                const std::string& exposed) {
+  const StagePlan& stage = run.stage();
+  const std::string eta =
+      duration_text(seconds_a_step * static_cast<double>(stage.steps - run.state.step - 1));
+  char figures[280];
+  std::snprintf(figures, sizeof(figures),
+                " step=%ld/%ld reward=%.4f grad_norm=%.3f lr=%.2e logprob_equal=%.4f tok/s=%.0f%s eta=%s",
+                static_cast<long>(run.state.step + 1), static_cast<long>(stage.steps), mean_reward(r),
+                run.sum("grad_norm") / std::max(1.0, run.sum("updates")),
+                run.state.counters["rl_learning_rate"], equal_fraction(r),
+                static_cast<double>(completion_tokens(r)) / std::max(seconds, 1e-9), exposed.c_str(),
+                eta.c_str());
+  run.console.line(stage.name + figures);
   if (run.clock.timed()) {
     run.console.line(
         detail::concat(run.stage().name, " step=", run.state.step + 1, " seconds: ", run.clock.text()));
@@ -208,7 +209,7 @@ void run_rl(Run& run) {
   double seconds_a_step = 0;
   while (state.step < stage.steps) {
     run.stop_if_requested();
-    const auto begin = std::chrono::steady_clock::now();
+    const StepTimer timer(run.comm, run.queue);
     if (state.update == 0) begin_step(run, spec, *task, rewards);
     const auto lists = mini_batches(state.rollout, spec.objective, run.plan.run.seed, state.step);
     while (state.update < static_cast<int64_t>(lists.size())) {
@@ -219,9 +220,9 @@ void run_rl(Run& run) {
       if (inside && every > 0 && (state.step * stage.updates_per_step + state.update) % every == 0)
         run.save(false);
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    seconds_a_step = seconds_a_step == 0 ? seconds : 0.9 * seconds_a_step + 0.1 * seconds;
-    print_step(run, state.rollout, seconds, seconds_a_step);
+    const StepTime time = timer.read();
+    seconds_a_step = seconds_a_step == 0 ? time.seconds : 0.9 * seconds_a_step + 0.1 * time.seconds;
+    print_step(run, state.rollout, time.seconds, seconds_a_step, timer.exposed_text(time));
     end_step(run, spec);
     const bool last = state.step == stage.steps;
     evaluate_if_due(run, text.corpus.get(), text.sources, spec.eval);

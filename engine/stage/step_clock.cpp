@@ -1,5 +1,6 @@
 #include "engine/stage/step_clock.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace fp4t {
@@ -29,6 +30,31 @@ std::string StepClock::text() const {
     std::snprintf(part, sizeof(part), "%s%s %.4f", i > 0 ? ", " : "", kNames[i], seconds_[i]);
     text += part;
   }
+  return text;
+}
+
+StepTimer::StepTimer(const Communicator& comm, const Queue& queue)
+    : comm_(comm),
+      queue_(queue),
+      begin_(std::chrono::steady_clock::now()),
+      waited_(comm.waited_seconds()),
+      held_(queue.counts().held_seconds) {}
+
+StepTime StepTimer::read() const {
+  StepTime time;
+  const double waited = comm_.waited_seconds() - waited_;
+  const double held = queue_.counts().held_seconds - held_;
+  time.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  // A call of the host begins and ends inside the step. A GPU's queue counts a wait when it is over: one that
+  // ends in this step may have begun before it, or have passed while the host waited.
+  time.exposed = waited + std::min(held, std::max(0.0, time.seconds - waited));
+  return time;
+}
+
+std::string StepTimer::exposed_text(const StepTime& time) const {
+  if (comm_.size() == 1) return "";
+  char text[64];
+  std::snprintf(text, sizeof(text), " exposed=%.1f%%", 100 * time.exposed / std::max(time.seconds, 1e-9));
   return text;
 }
 

@@ -1,5 +1,4 @@
-// Where the time of a step of reinforcement learning goes. Only of some steps: ends of phases wait for the
-// device, which costs a little and changes no bit. Times never reach the run's state or metrics.
+// Where the time of a step goes. Times never reach the run's state or metrics.
 #pragma once
 
 #include <array>
@@ -7,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "engine/comm/comm.h"
 #include "kernels/base/queue.h"
 
 namespace fp4t {
@@ -14,6 +14,8 @@ namespace fp4t {
 enum class StepPhase : uint8_t { kRefit, kSample, kReward, kScore, kForward, kBackward, kStep };
 constexpr size_t kNumStepPhases = 7;
 
+// By phase, of reinforcement learning. Only of some steps: ends of phases wait for the device, which costs a
+// little and changes no bit.
 class StepClock {
  public:
   // A step begins; `timed`: it is one of those.
@@ -28,6 +30,28 @@ class StepClock {
   std::array<double, kNumStepPhases> seconds_{};
   std::chrono::steady_clock::time_point last_;
   bool timed_ = false;
+};
+
+struct StepTime {
+  double seconds = 0;
+  double exposed = 0;  // of these: that this rank stood still for others
+};
+
+// All of a step. Both times are counted from the object's beginning, so what a run does between two steps
+// (evaluations, checkpoints) is in neither.
+class StepTimer {
+ public:
+  StepTimer(const Communicator& comm, const Queue& queue);
+  // Up to now.
+  StepTime read() const;
+  // " exposed=12.5%" of the time; "" on one rank.
+  std::string exposed_text(const StepTime& time) const;
+
+ private:
+  const Communicator& comm_;
+  const Queue& queue_;
+  std::chrono::steady_clock::time_point begin_;
+  double waited_, held_;  // seconds of the process before
 };
 
 }  // namespace fp4t

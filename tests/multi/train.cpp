@@ -3,6 +3,7 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <regex>
 
 #include "tests/support/layouts.h"
 
@@ -136,6 +137,36 @@ TEST_F(Ranks, a_stop_between_steps_with_experts_spread_costs_no_bit) {
   branch.insert(branch.end(), {"--set", "run.branch_from=" + dir("whole") + "/checkpoints/step_0_3_0"});
   train_on(4, "again", branch);
   EXPECT_EQ(tensors_in(latest_checkpoint_of(dir("whole"))), tensors_in(latest_checkpoint_of(dir("again"))));
+}
+
+// What stands still in evaluations, checkpoints and their messages is no part of a step's time.
+TEST_F(Ranks, no_step_stands_still_for_longer_than_it_takes) {
+  use(pretrain("      checkpoint: {every: 2, keep: 2}\n") + R"(  - rl:
+      steps: 3
+      task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}
+      sampling: {prompts: 6, samples: 4, max_tokens: 4, max_batch: 8, end_tokens: ["\n", "<eod>"]}
+      objective: {mini_batches: 2, micro_tokens: 64, drop_zero_advantage: false}
+      optimizer: {learning_rate: 1e-3}
+      eval: {every: 1, tokens: 2048, task: {kind: sums, low: 0, high: 4, held_out: {fraction: 0.2, seed: 7}}, max_tokens: 4}
+      checkpoint: {every: 1, every_updates: 1, keep: 2}
+)");
+  const Exit exit = train_on(
+      4, "run",
+      {"--set", "precision={preset: bf16}", "--set", "parallel={expert: 2, zero: 2, expert_chunks: 2}",
+       "--set", "stages.0.pretrain.eval={every: 1, tokens: 8192}"});
+  const std::regex step("(pretrain|rl) step=[0-9]+/[0-9]+ .* exposed=([0-9.]+)% eta=");
+  std::map<std::string, int> steps;
+  double most = 0;
+  for (std::sregex_iterator it(exit.output.begin(), exit.output.end(), step), end; it != end; ++it) {
+    ++steps[(*it)[1]];
+    const double exposed = std::stod((*it)[2]);
+    EXPECT_LE(exposed, 100) << it->str();
+    most = std::max(most, exposed);
+  }
+  EXPECT_EQ(steps["pretrain"], 7) << exit.output;
+  EXPECT_EQ(steps["rl"], 3) << exit.output;
+  EXPECT_GT(most, 0);
+  EXPECT_GT(summary_of(dir("run")).at("exposed_seconds").get<double>(), 0);
 }
 
 TEST_F(Ranks, all_ranks_skip_the_same_updates_and_stop_with_one_message) {
