@@ -256,7 +256,10 @@ void visit_checkpoint(FieldVisitor& v, CheckpointSpec& s, bool is_rl) {
                 .at_most(kMostCount),
             s.every_updates);
   }
-  v.value(output("keep", "checkpoints that stay on disk").at_least(1).at_most(kMostSequences), s.keep);
+  v.value(output("keep", "checkpoints that stay on disk, those of earlier stages counted and removed, too")
+              .at_least(1)
+              .at_most(kMostSequences),
+          s.keep);
 }
 
 void visit_batch(FieldVisitor& v, BatchSpec& s) {
