@@ -4,6 +4,7 @@
 
 #include "engine/plan/cache_layout.h"
 #include "engine/plan/dims.h"
+#include "engine/plan/notes.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/run_layout.h"
 
@@ -162,6 +163,12 @@ std::string memory_text(const Plan& plan) {
   return text;
 }
 
+std::string notes_text(const Plan& plan) {
+  std::string text;
+  for (const std::string& note : notes(plan)) text += "  " + note + "\n";
+  return text.empty() ? text : "notes\n" + text;
+}
+
 }  // namespace
 
 std::string describe(const Plan& plan) {
@@ -180,7 +187,7 @@ std::string describe(const Plan& plan) {
     text += "precision of " + stage.name + "\n" + describe(stage.precision, plan.model, stage.is_rl);
   }
   text += "precision hash " + plan.precision_hash + "\n";
-  return text + equality_text(plan) + memory_text(plan);
+  return text + equality_text(plan) + memory_text(plan) + notes_text(plan);
 }
 
 }  // namespace fp4t

@@ -158,6 +158,9 @@ std::vector<std::string> machine_names() {
 MachineSpec parse_machine(const std::string& text, const std::string& file_name) {
   Problems problems;
   const YamlPtr root = parse_yaml(text, file_name, problems);
+  if (problems.empty() && (!root || root->kind == YamlNode::Kind::kNull)) {
+    problems.add({file_name, 1, 1}, "", "empty file; needed: the keys of a machine");
+  }
   if (problems.empty() && (!root || root->kind != YamlNode::Kind::kMap)) {
     problems.add({file_name, 1, 1}, "", "a machine is a map of keys");
   }
@@ -187,8 +190,7 @@ MachineSpec load_machine(const std::string& name_or_path) {
                                      suggestion(name_or_path, machine_names()), "; or the path of a file"));
   }
   const auto text = read_text_file_if_there(name_or_path);
-  if (!text || text->empty())
-    throw MissingInputError("--machine " + printable(name_or_path) + ": no machine to read there");
+  if (!text) throw MissingInputError("--machine " + printable(name_or_path) + ": no machine to read there");
   return parse_machine(*text, name_or_path);
 }
 

@@ -17,7 +17,8 @@ namespace {
 
 Axes resolve_axes(const Recipe& recipe, int64_t ranks, ProblemList& problems) {
   const ParallelSpec& p = recipe.parallel;
-  const std::string here = ranks == 1 ? "this program runs on one" : detail::concat("this run has ", ranks);
+  const std::string here = ranks > 1 ? detail::concat("this run has ", ranks)
+                                     : "this program runs on one (mpirun -np N; fp4train plan: --ranks N)";
   if (ranks % p.expert != 0) {
     problems.at("parallel.expert",
                 detail::concat(p.expert, " needs ", p.expert, " ranks, or a multiple, and ", here,

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/plan/modules.h"
+#include "engine/plan/notes.h"
 #include "engine/plan/plan.h"
 #include "engine/recipe/load.h"
 
@@ -100,6 +101,7 @@ std::string plan_json(const Plan& plan) {
     j["memory"]["communicators"] = arena_json({}, plan.memory.communicator_bytes);
   }
   j["checkpoint_bytes"] = plan.memory.checkpoint_bytes;
+  if (const auto list = notes(plan); !list.empty()) j["notes"] = list;
   j["recipe"] = Json::object();
   for (const auto& [path, value] : recipe_keys(plan.recipe_yaml)) j["recipe"][path] = value;
   return j.dump(1) + "\n";

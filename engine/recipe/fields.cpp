@@ -356,28 +356,34 @@ void visit_recipe(FieldVisitor& v, Recipe& r) {
             r.parallel.data);
     v.value(layout("expert", "ranks that share the experts").at_least(1).at_most(kMostHeads),
             r.parallel.expert);
-    v.value(layout("receive_factor",
-                   "rows that the experts of one of these ranks take in a round, by their even share; 0: all "
-                   "that could come")
-                .at_least(0)
-                .at_most(kMostFactor),
-            r.parallel.receive_factor);
+    v.value(
+        layout("receive_factor",
+               "rows that the experts of one of these ranks take in a round, by their even share: 0.05 or "
+               "more; 0: all that could come, in one round. Further rounds add weights' gradients in "
+               "another order, and round by themselves what has a scale for all rows of an expert or blocks "
+               "along them. Without effect where expert is 1")
+            .at_least(0)
+            .at_most(kMostFactor),
+        r.parallel.receive_factor);
     v.value(layout("expert_chunks",
                    "parts of a rank's experts, one of which computes while tokens of the next are on their "
-                   "way; 0: as many as leave 16 MiB to each, at most 8; more than 1 did not pay on two H200")
+                   "way; 0: as many as leave 16 MiB to each, at most 8; at most a rank's experts; without "
+                   "effect where expert is 1; more than 1 did not pay on two H200")
                 .at_least(0)
                 .at_most(kMostHeads),
             r.parallel.expert_chunks);
-    v.value(layout("domain",
-                   "consecutive ranks that a fast link connects: gradients are summed among them before they "
-                   "go beyond, weights come to one of them and go round; 0: all ranks")
-                .at_least(0)
-                .at_most(kMostHeads),
-            r.parallel.domain);
+    v.value(
+        layout("domain",
+               "consecutive ranks that a fast link connects: gradients are summed among them before they "
+               "go beyond, weights come to one of them and go round; 0, or more than there are: all ranks; "
+               "else a divisor of their number")
+            .at_least(0)
+            .at_most(kMostHeads),
+        r.parallel.domain);
     v.value(
         layout("zero",
                "what ranks share besides masters and moments: 2: gradients of blocks, 3: weights of blocks, "
-               "too")
+               "too; without effect on one rank")
             .at_least(1)
             .at_most(3),
         r.parallel.zero);

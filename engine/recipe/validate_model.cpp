@@ -84,6 +84,16 @@ void experts_spread_evenly(Check& c) {
   }
 }
 
+// A rank's room for rows is the number of rounds upside down: with less than this a step does not end.
+void rounds_are_few(Check& c) {
+  constexpr double kLeast = 0.05;
+  const double factor = c.recipe().parallel.receive_factor;
+  if (factor > 0 && factor < kLeast) {
+    c.fail("parallel.receive_factor",
+           concat("found ", factor, "; allowed: from ", kLeast, " on, or 0 for all that could come"));
+  }
+}
+
 // Keys whose other value nothing in this program could honour.
 void promises_are_kept(Check& c) {
   const RunSpec& run = c.recipe().run;
@@ -144,6 +154,7 @@ void validate_model(Check& c) {
   llama3_wavelengths_are_ordered(c);
   yarn_rotations_are_ordered(c);
   experts_spread_evenly(c);
+  rounds_are_few(c);
   promises_are_kept(c);
   parameters_are_countable(c);
 }

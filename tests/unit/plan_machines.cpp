@@ -67,6 +67,9 @@ TEST(MachineFiles, errors_name_place_key_and_what_is_allowed) {
   EXPECT_HAS(error_of(replaced(text_of("gb300"), "coded_products", "dense_products")),
              "shares.coded_products.value: missing");
   EXPECT_HAS(error_of("- a\n"), "a machine is a map of keys");
+  for (const char* nothing : {"", "# a machine\n"}) {
+    EXPECT_HAS(error_of(nothing), "m.yaml:1:1: empty file; needed: the keys of a machine");
+  }
 }
 
 TEST(MachineFiles, a_name_that_is_none_gets_the_nearest) {
@@ -111,6 +114,19 @@ TEST(PlansElsewhere, layouts_that_cannot_be_are_refused_by_key) {
   EXPECT_HAS(refusal("gb300", 72, {"run.device=cpu"}),
              "run.device: cpu, and --machine NVIDIA GB300 computes on cuda");
   EXPECT_EQ(refusal("gb300", 64, {"parallel.expert=64"}), "");  // one domain, not full
+}
+
+TEST(PlansElsewhere, a_host_of_cpu_ranks_is_one_fast_domain) {
+  for (const int64_t ranks : {2, 3, 8}) {
+    const Planned p = planned("configs/quickstart.yaml", "cpu", ranks,
+                              {"parallel.expert=" + std::to_string(ranks == 3 ? 1 : 2)});
+    EXPECT_EQ(p.plan().axes.ranks(), ranks);
+    for (const WireLine& line : p.prediction().stages[0].wire) EXPECT_EQ(line.outside_bytes, 0) << line.name;
+  }
+}
+
+TEST(PlansElsewhere, one_rank_too_few_says_how_to_ask_for_more) {
+  EXPECT_HAS(refusal("gb300", 1, {}), "fp4train plan: --ranks N");
 }
 
 TEST(PlansElsewhere, what_does_not_fit_is_a_plan_that_says_so) {

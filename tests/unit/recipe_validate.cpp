@@ -48,6 +48,13 @@ TEST(recipe_validate, ranks_must_be_there) {
                  "a divisor of model.moe.experts (8)");
   EXPECT_REFUSED(minimal(), Set{"parallel.zero=4"}, "parallel.zero: found 4", "from 1 to 3");
   EXPECT_EQ(accepted(minimal(), {"parallel.zero=3"}), "");
+  for (const char* few : {"0.049", "1e-09"}) {
+    EXPECT_REFUSED(minimal(), Set{std::string("parallel.receive_factor=") + few},
+                   "parallel.receive_factor: found ", few, "from 0.05 on, or 0");
+  }
+  for (const char* enough : {"0", "0.05", "0.3", "2"}) {
+    EXPECT_EQ(accepted(minimal(), {std::string("parallel.receive_factor=") + enough}), "");
+  }
   const std::string message = errors_of(minimal(), {"parallel.expert=3"});
   EXPECT_NE(message.find("a divisor of model.moe.experts (8)"), std::string::npos) << message;
 }
