@@ -84,6 +84,9 @@ TEST(MachineFiles, a_name_that_is_none_gets_the_nearest) {
   EXPECT_HAS(message("gb30"), "--machine gb30: no machine of that name; did you mean gb300?");
   EXPECT_HAS(message("nowhere/m.yaml"), "--machine nowhere/m.yaml: no machine to read there");
   EXPECT_HAS(message("./"), "./ is no regular file");
+  const std::string empty = ::testing::TempDir() + "empty_machine.yaml";
+  std::ofstream(empty).close();
+  EXPECT_HAS(message(empty), empty + ":1:1: empty file; needed: the keys of a machine");
 }
 
 // Refusals -------------------------------------------------------------------------------------------
