@@ -138,8 +138,7 @@ YamlPtr at_place(const YamlPtr& node, const SourcePlace& place) {
 }  // namespace
 
 YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, Problems& problems) {
-  return apply_override(root, assignment, {"--set " + assignment.substr(0, assignment.find('=')), 0, 0},
-                        problems);
+  return apply_override(root, assignment, {"--set", 0, 0}, problems);
 }
 
 YamlPtr apply_override(const YamlPtr& root, const std::string& assignment, const SourcePlace& place,

@@ -19,7 +19,7 @@ using FieldPlaces = std::map<std::string, FieldPlace>;  // by dotted path
 
 // Of the value at the path, or of the nearest map around it that the recipe has.
 SourcePlace nearest_place(const FieldPlaces& places, const std::string& path);
-// "recipe.yaml:12:5", or "--set run.seed"; printable.
+// "recipe.yaml:12:5", or "--set", whose key is the problem's path; printable.
 std::string place_text(const SourcePlace& place);
 
 class Problems {

@@ -48,11 +48,9 @@ Recipe recipe_of(const std::string& from, const ModelSpec& model, const std::str
 // Which recipe was made up is no matter to who reads what is wrong with the folder.
 BadDataError folder_error(const std::string& from, const RecipeError& error) {
   std::string what = error.what();
-  const std::string set = "--set ";
-  for (size_t at = what.find(set); at != std::string::npos; at = what.find(set, at)) {
-    const size_t end = what.find(": ", at);
-    what.erase(at, end == std::string::npos ? set.size() : end + 2 - at);
-  }
+  const std::string set = "--set: ";
+  for (size_t at = what.find(set); at != std::string::npos; at = what.find(set, at))
+    what.erase(at, set.size());
   return BadDataError(concat("'", printable(from), "' holds no model of this program: ", what));
 }
 

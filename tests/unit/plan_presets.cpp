@@ -102,9 +102,8 @@ stages:
     FAIL() << "not refused";
   } catch (const RecipeError& e) {
     const std::string errors = e.what();
-    for (const char* line :
-         {"r.yaml:19:18: stages[0].pretrain.eval.prompts[1]: prompts of up to 200 tokens",
-          "--set run.device: run.device: ", "precision.pretrain.forward[0]: this rule never wins"}) {
+    for (const char* line : {"r.yaml:19:18: stages[0].pretrain.eval.prompts[1]: prompts of up to 200 tokens",
+                             "--set: run.device: ", "precision.pretrain.forward[0]: this rule never wins"}) {
       EXPECT_NE(errors.find(line), std::string::npos) << line << "\nin\n" << errors;
     }
   }

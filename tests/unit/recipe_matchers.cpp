@@ -97,7 +97,7 @@ TEST(recipe_matchers, the_readers_message_is_the_recipes) {
     const std::string rule = "precision={pretrain.forward: [{format: bf16, ";
     const std::string of_layers = errors_of(minimal(), {rule + "layers: '" + text + "'}]}"});
     const std::string of_steps = errors_of(minimal(), {rule + "steps: '" + text + "'}]}"});
-    const std::string at = "--set precision: precision.pretrain.forward[0].";
+    const std::string at = "--set: precision.pretrain.forward[0].";
     EXPECT_EQ(of_layers, is_layers ? "" : at + "layers: " + layers) << text;
     EXPECT_EQ(of_steps, is_steps ? "" : at + "steps: " + steps) << text;
   }

@@ -298,7 +298,7 @@ TEST(Rewards, patterns_and_programs_of_a_later_stage_are_checked_before_the_run)
   test::write_text(folder / "notes", "no program");
   EXPECT_EQ(refusal("[{kind: process, command: [sh, -c, exit]}, {kind: format, pattern: '#+'}]"), "");
   EXPECT_EQ(refusal("[{kind: process, command: [/bin/sh]}]"), "");
-  const std::string at = "--set stages[1].rl.rewards: stages[1].rl.rewards[";
+  const std::string at = "--set: stages[1].rl.rewards[";
   EXPECT_EQ(refusal("[{kind: verifier}, {kind: process, command: no-such-program}]"),
             at + "1].command: no folder of PATH has a program 'no-such-program'");
   EXPECT_EQ(refusal("[{kind: process, command: " + (folder / "notes") + "}]"),
