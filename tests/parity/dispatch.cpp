@@ -144,15 +144,23 @@ TEST(Dispatch, chunk_of_is_the_inverse_of_the_chunks_bounds) {
   }
 }
 
-TEST(Dispatch, visits_stand_in_their_three_orders) {
-  Queue queue = Queue::cpu(2);
-  std::mt19937_64 engine(21);
+// body(engine, case, its tensors with the choices in them).
+template <class Body>
+void for_random_cases(uint64_t seed, const Body& body) {
+  std::mt19937_64 engine(seed);
   for (int number = 0; number < 400 && !testing::Test::HasFailure(); ++number) {
     const Case c = random_case(engine);
     SCOPED_TRACE(text(c, number));
     HostPool pool;
     const DispatchTensors t(pool, c.split, c.tokens, c.top_k);
     t.choose(c.choices);
+    body(engine, c, t);
+  }
+}
+
+TEST(Dispatch, visits_stand_in_their_three_orders) {
+  Queue queue = Queue::cpu(2);
+  for_random_cases(21, [&](std::mt19937_64& engine, const Case& c, const DispatchTensors& t) {
     const std::vector<Visit> visits =
         visits_of(c, std::vector<int64_t>(static_cast<size_t>(c.split.ranks), 0));
     // The lists have room for m visits of every token; `first` takes what these leave.
@@ -161,19 +169,13 @@ TEST(Dispatch, visits_stand_in_their_three_orders) {
     want.write(c, visits, visits, first);
     run(queue, t.all(first));
     want.expect_equal(Lists(t));
-  }
+  });
 }
 
 TEST(Dispatch, rounds_list_every_visit_once_and_leave_the_others) {
   Queue queue = Queue::cpu(2);
-  std::mt19937_64 engine(22);
   int several = 0;
-  for (int number = 0; number < 400 && !testing::Test::HasFailure(); ++number) {
-    const Case c = random_case(engine);
-    SCOPED_TRACE(text(c, number));
-    HostPool pool;
-    const DispatchTensors t(pool, c.split, c.tokens, c.top_k);
-    t.choose(c.choices);
+  for_random_cases(22, [&](std::mt19937_64& engine, const Case& c, const DispatchTensors& t) {
     std::vector<int64_t> first_row;
     for (int64_t r = 0; r < c.split.ranks; ++r) first_row.push_back(draw(engine, 0, 1) * draw(engine, 0, 50));
     std::copy(first_row.begin(), first_row.end(), t.first_row.as<int64_t>());
@@ -194,23 +196,22 @@ TEST(Dispatch, rounds_list_every_visit_once_and_leave_the_others) {
     }
     EXPECT_EQ(listed, visits.size());
     several += rounds > 1 ? 1 : 0;
-  }
+  });
   EXPECT_GT(several, 100);
 }
 
 TEST(Dispatch, without_chunks_tokens_are_sent_as_asked_and_a_window_of_all_rows_lists_all) {
   Queue queue = Queue::cpu(1);
   std::mt19937_64 engine(23);
-  Case c = random_case(engine);
-  c.split = {12, 3, 1}, c.top_k = 4, c.tokens = 50;
-  c.choices = random_choices(engine, c.tokens, c.top_k, c.split.experts, false);
+  const ExpertSplit split{12, 3, 1};
+  const int64_t tokens = 50, top_k = 4;
   HostPool pool;
-  const DispatchTensors t(pool, c.split, c.tokens, c.top_k), w(pool, c.split, c.tokens, c.top_k);
-  t.choose(c.choices);
-  w.choose(c.choices);
+  const DispatchTensors t(pool, split, tokens, top_k), w(pool, split, tokens, top_k);
+  t.choose(random_choices(engine, tokens, top_k, split.experts, false));
+  w.choose(list_of(t.experts));
   std::fill_n(w.first_row.as<int64_t>(), 3, int64_t{7});
   run(queue, t.all(0));
-  run(queue, w.window(7, 7 + c.tokens * c.top_k, 0));
+  run(queue, w.window(7, 7 + tokens * top_k, 0));
   EXPECT_EQ(list_of(t.asked), list_of(t.sent));
   Lists(t).expect_equal(Lists(w));
 }
@@ -442,20 +443,18 @@ TEST(Dispatch, lists_that_share_memory_are_refused) {
   p.row_of = p.experts;
   EXPECT_THROW(p.check(), InternalError);
 
-  DispatchTokens into_rows = t.all(0);
-  into_rows.first_row = t.first_row;
-  into_rows.begin = 3, into_rows.end = 2;
-  EXPECT_THROW(into_rows.check(), InternalError);
-  into_rows.end = 4;
-  into_rows.check();
-  into_rows.first_row.data = into_rows.counts.data;
-  EXPECT_THROW(into_rows.check(), InternalError);
-  PlaceGuests rows = g.place();
-  rows.choice_of = rows.guest_of;
-  EXPECT_THROW(rows.check(), InternalError);
-  rows = g.place();
-  rows.leaving.data = rows.choices.data;
-  EXPECT_THROW(rows.check(), InternalError);
+  d = t.window(3, 2, 0);
+  EXPECT_THROW(d.check(), InternalError);
+  d = t.window(2, 4, 0);
+  d.check();
+  d.first_row.data = d.counts.data;
+  EXPECT_THROW(d.check(), InternalError);
+  p = g.place();
+  p.choice_of = p.guest_of;
+  EXPECT_THROW(p.check(), InternalError);
+  p = g.place();
+  p.leaving.data = p.choices.data;
+  EXPECT_THROW(p.check(), InternalError);
 }
 
 TEST(Dispatch, numbers_out_of_range_are_refused) {
